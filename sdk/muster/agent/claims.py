@@ -1,11 +1,11 @@
-"""Cores and GPUs that are taken by one worker only, among all clusters of a user on this machine.
+"""Exclusive claims of workers on cores and GPUs, among all clusters of a user on this machine.
 
-Each has a file in a common folder, and whoever holds the lock on it has the device. The kernel releases a lock with
-the last process that holds the file open, so nothing can stay claimed by the dead. The files themselves stay: removing
-one would let two hold "the same" lock.
+Each device has a file in a common folder, and the process that holds the lock on it has the device. The kernel releases
+a lock with the last process that holds the file open, so that no claim outlives its holder. The files themselves stay:
+if one were removed, two processes could hold a lock of its name.
 
-On a host where no files are to be left, and where others have workers, too, the name of a device is a Unix socket's in
-the abstract namespace, which belongs to all users of the machine; the kernel releases it in the same way.
+On a host where no files are to be left, and where other users have workers, too, a claim is the name of a Unix socket
+in the abstract namespace, which all users of the machine share; the kernel releases it in the same way.
 """
 
 import errno
@@ -17,14 +17,14 @@ CORE = "core-"  # begins the name of a core, as GPUs have names of their own
 
 
 class Claim:
-    """Some devices, held until ``close``, and in forked children until theirs."""
+    """A claim on some devices, held until ``close`` is called here and in all forked children."""
 
     def __init__(self) -> None:
         self.devices: "list[str]" = []
         self._files: "list[int]" = []
 
     def add(self, folder: "str | None", device: str) -> bool:
-        """Try to take one more device. Returns whether nobody else has it. Raises OSError without a usable folder."""
+        """Try to claim one more device; return False if it is taken. Raises OSError without a usable folder."""
         if folder is None:
             return self._add_name(device)
         file = os.open(os.path.join(folder, device), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -59,10 +59,10 @@ class Claim:
 
 
 def claim(folder: "str | None", devices: "list[str]", count: int) -> "Claim | None":
-    """Take ``count`` of ``devices``; None, and nothing taken, where fewer are free.
+    """Claim ``count`` of ``devices``; return None, and claim nothing, where fewer are free.
 
     Args:
-        folder: has the files of one user's claims; None for claims among all users of the machine.
+        folder: the folder with the files of one user's claims; None for claims among all users of the machine.
 
     Raises:
         OSError: the folder cannot be used.
@@ -81,9 +81,9 @@ def claim(folder: "str | None", devices: "list[str]", count: int) -> "Claim | No
 
 
 def claim_cores(folder: "str | None", cores: "list[int]", wanted: "list[float]") -> "list[Claim]":
-    """Cores of its own for each of several workers; empty claims where they do not get whole ones, every one of them.
+    """Claim whole cores for each of several workers; return empty claims for all unless every worker gets its cores.
 
-    Pinning only some of them would leave the others what is left.
+    If only some of them were pinned, the others would be left with the remaining cores.
     """
     names = ["{}{}".format(CORE, core) for core in cores]
     claims: "list[Claim]" = []
@@ -98,5 +98,5 @@ def claim_cores(folder: "str | None", cores: "list[int]", wanted: "list[float]")
 
 
 def core_numbers(claim: Claim) -> "list[int]":
-    """The numbers of the cores in a claim."""
+    """Return the numbers of the cores in a claim."""
     return [int(name[len(CORE) :]) for name in claim.devices]

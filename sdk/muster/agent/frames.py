@@ -1,7 +1,7 @@
-"""Framing of messages: each is one line of JSON with its kind under ``type``, and perhaps raw bytes behind it.
+"""Framing of messages: each is one line of JSON with its kind under ``type``, and perhaps raw bytes after it.
 
-A line with ``"payload": N`` is followed by N raw bytes, such as a piece of a file. What the messages are is said in
-:mod:`~muster.agent.wire`; the agent's guard and its ssh logins talk in such lines as well.
+A line with ``"payload": N`` is followed by N raw bytes, such as a piece of a file. The messages are defined in
+:mod:`~muster.agent.wire`; the agent's guard and its ssh logins use such lines as well.
 """
 
 import json
@@ -21,7 +21,7 @@ class ProtocolError(Exception):
 
 
 def encode(kind: str, **fields: object) -> bytes:
-    """One message as it goes over the wire; bytes under ``payload`` go behind it."""
+    """Return one message as it is sent; bytes under ``payload`` follow the line."""
     fields["type"] = kind
     payload = fields.get("payload", b"")
     if isinstance(payload, bytes) and payload:
@@ -33,14 +33,14 @@ def encode(kind: str, **fields: object) -> bytes:
 
 
 class Decoder:
-    """Cuts a stream of bytes into messages. Takes time in proportion to the bytes, however few come at once.
+    """Splits a stream of bytes into messages, in linear time, however few bytes arrive at once.
 
     Args:
         limit: longest line in bytes; None for any, where the other side is trusted.
         payload_limit: most bytes that may follow a line.
 
     Attributes:
-        limit, payload_limit: the same; may be changed between two messages.
+        limit, payload_limit: the arguments of these names; they may be changed between two messages.
     """
 
     def __init__(self, limit: "int | None" = MAX_LINE, payload_limit: int = MAX_PAYLOAD) -> None:
@@ -52,12 +52,12 @@ class Decoder:
         self._missing = 0  # bytes of that payload
 
     def feed(self, data: bytes) -> "Iterator[dict[str, Any]]":
-        """The messages that are complete once ``data`` has come, with the bytes behind each under ``payload``.
+        """Yield the messages that are complete with ``data``, with the bytes after each line under ``payload``.
 
-        It must be read to its end before the next call.
+        The iterator must be exhausted before the next call.
 
         Raises:
-            ProtocolError: what has come is no message.
+            ProtocolError: the bytes are not a message.
         """
         if self._is_one(data):
             only = _parse(data)

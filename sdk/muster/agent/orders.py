@@ -1,4 +1,4 @@
-"""Messages of the session to agents: orders about processes, and what keeps a connection."""
+"""Messages of the session to agents: orders about processes, and messages that maintain a connection."""
 
 from typing import NamedTuple
 
@@ -8,16 +8,16 @@ from .kinds import FROM_AGENT, FROM_SESSION, LONGEST_TEXT, message, rank
 
 @message("ack", FROM_AGENT, FROM_SESSION, number=whole(0))
 class Ack(NamedTuple):
-    """All numbered messages up to this one have come."""
+    """All numbered messages up to this number have arrived."""
 
     number: int
 
 
 @message("welcome", FROM_SESSION, received=whole(0), interval=number(0, 1e6))
 class Welcome(NamedTuple):
-    """The hello was accepted, and so many of the agent's numbered messages have come so far.
+    """The hello was accepted, and the agent's numbered messages up to ``received`` have arrived.
 
-    What is reported again and again is to be told every ``interval`` seconds, and only if it is new.
+    Periodic reports are to be sent every ``interval`` seconds, and only if they have changed.
     """
 
     received: int = 0
@@ -43,7 +43,7 @@ _command = items(string, 1 << 20)
 
 @message("start", FROM_SESSION, argv=_command, env=strings, cwd=optional(string), rank=rank, split=yes_or_no)
 class Start(NamedTuple):
-    """Order to start this process now; ``split``: with a log of its own beside its worker's."""
+    """Order to start this process now; ``split``: with its own log in addition to its worker's."""
 
     argv: "tuple[str, ...]"
     env: "dict[str, str]"
@@ -54,7 +54,7 @@ class Start(NamedTuple):
 
 @message("expect", FROM_SESSION, argv=_command, env=strings, cwd=optional(string), split=yes_or_no)
 class Expect(NamedTuple):
-    """Notice that ranks will be asked for by ssh, and are to get this environment."""
+    """Notice that ranks will be requested over ssh, and are to get this environment."""
 
     argv: "tuple[str, ...]"
     env: "dict[str, str]"
@@ -80,14 +80,14 @@ class Launch(NamedTuple):
 
 @message("stop_launcher", FROM_SESSION, grace=number(0, 1e6))
 class StopLauncher(NamedTuple):
-    """Order to end the launcher: SIGTERM, and SIGKILL after so many seconds."""
+    """Order to end the launcher: by SIGTERM, and by SIGKILL after ``grace`` seconds."""
 
     grace: float = 1.0
 
 
 @message("watch", FROM_SESSION, port=port)
 class Watch(NamedTuple):
-    """Order to tell once a process of this worker listens on the port."""
+    """Order to report when a process of this worker listens on the port."""
 
     port: int
 
@@ -99,23 +99,23 @@ class AskStacks(NamedTuple):
 
 @message("release", FROM_SESSION)
 class Release(NamedTuple):
-    """Order to let a task end that has returned and only serves the others."""
+    """Order to let a process end that has returned and only serves others."""
 
 
 @message("notice", FROM_SESSION)
 class Notice(NamedTuple):
-    """Notice that a worker of the run is about to be taken away, for scripts to save what they have."""
+    """Notice that a worker of the run is about to be taken away, so that scripts can save a checkpoint."""
 
 
 @message("stop", FROM_SESSION, grace=number(0, 1e6))
 class Stop(NamedTuple):
-    """Order to end all processes: SIGTERM, and SIGKILL after so many seconds."""
+    """Order to end all processes: by SIGTERM, and by SIGKILL after ``grace`` seconds."""
 
     grace: float = 1.0
 
 
 @message("end", FROM_SESSION, after_output=yes_or_no)
 class End(NamedTuple):
-    """Order to end all processes at once, clean up and leave; ``after_output``: once all of it has been told."""
+    """Order to end all processes at once, clean up and leave; ``after_output``: once all output has been sent."""
 
     after_output: bool = False

@@ -1,7 +1,7 @@
-"""The pace of reports: progress and use of resources are told as often as the session asks for, and only if new.
+"""The pace of reports: progress and use of resources are sent as often as the session asks for, and only if new.
 
-A session with very many workers asks each of them to say less, so that all of them together cost it no more. Whatever
-the processes of a worker send, it says no more than `MOST_PER_SECOND`: they may run wild.
+A session with very many workers asks each of them to report less often, so that its load stays the same. An agent sends
+at most `MOST_PER_SECOND` reports, however many the processes of its worker send.
 """
 
 import time
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 AS_THEY_COME = 1.0  # seconds between two reports from which on progress is held back; processes send less by themselves
 MOST_PER_SECOND = 500  # reports of a worker, which is more than a hundred ranks send
-MOST_HELD = 1000  # ranks of which something is held back
-MEMORY_STEP = 20  # bits: less than a mebibyte is nothing new
-CPU_STEP = 0.01  # of a core: the same
+MOST_HELD = 1000  # ranks whose progress may be held back
+MEMORY_STEP = 20  # bits: a change by less than a mebibyte is not reported
+CPU_STEP = 0.01  # of a core: a smaller change is not reported
 
 
 class Pace:
@@ -37,11 +37,11 @@ class Pace:
         self._next: "dict[int | None, float]" = {}
         self._room = float(MOST_PER_SECOND)
         self._room_at = 0.0
-        self._usage: "tuple[Any, ...]" = ()  # as it was last told
+        self._usage: "tuple[Any, ...]" = ()  # as it was last sent, rounded
         self._usage_due = 0.0
 
     def usage(self, usage: wire.Usage) -> None:
-        """Tell what the worker uses, if that is another than before, and it is time."""
+        """Send the worker's use of resources, if it has changed and a report is due."""
         now = time.monotonic()
         rounded = (round(usage.cpu / CPU_STEP), usage.memory >> MEMORY_STEP, usage.gpu, usage.gpu_memory)
         if rounded != self._usage and now >= self._usage_due:
@@ -50,7 +50,7 @@ class Pace:
             self._send(usage)
 
     def progress(self, report: wire.Progress) -> None:
-        """Tell the progress of a rank, or hold it back until it is time; newer progress replaces what is held back."""
+        """Send the progress of a rank, or hold it back until it is due; newer progress replaces what is held back."""
         if self.interval <= AS_THEY_COME and report.rank not in self._held and self.has_room():
             self._send(report)
             return
@@ -58,7 +58,7 @@ class Pace:
         if held is not None:
             merged = _merged(held, report)
             is_last = report.epoch not in (None, held.epoch) or len(merged.metrics or ()) > MOST_METRICS
-            if is_last and self.has_room():  # the last word on an epoch, or on more numbers than fit into one report
+            if is_last and self.has_room():  # the last report of an epoch, or more numbers than fit into one report
                 self._send(held)
             else:
                 report = merged._replace(metrics=_newest(merged.metrics))
@@ -67,7 +67,7 @@ class Pace:
         self.tick()
 
     def has_room(self) -> bool:
-        """Return whether another report may be sent, and count it: there is a limit to those of a second."""
+        """Return whether another report may be sent within the limit per second, and if so, count it."""
         now = time.monotonic()
         self._room = min(MOST_PER_SECOND, self._room + (now - self._room_at) * MOST_PER_SECOND)
         self._room_at = now
@@ -77,7 +77,7 @@ class Pace:
         return True
 
     def tick(self) -> None:
-        """Tell what has been held back for long enough."""
+        """Send progress that has been held back for long enough."""
         if not self._held:
             return
         now = time.monotonic()
@@ -91,7 +91,7 @@ class Pace:
             self._send(self._held.pop(rank))
 
     def flush(self) -> None:
-        """Tell what has been held back: something that comes after it is to be told."""
+        """Send all progress that is held back, before a message that must come after it."""
         for rank in list(self._held):
             self._send(self._held.pop(rank))
 
@@ -105,5 +105,5 @@ def _merged(held: wire.Progress, report: wire.Progress) -> wire.Progress:
 
 
 def _newest(metrics: "dict[str, float] | None") -> "dict[str, float] | None":
-    """Return as many of the numbers as fit into one report, which are those that came last."""
+    """Return the newest of the numbers, as many as fit into one report."""
     return metrics and dict(list(metrics.items())[-MOST_METRICS:])

@@ -1,4 +1,4 @@
-"""The guard's template: started between two runs, asked for agents at the next, thrown away when it is out of date."""
+"""The guard's template: started between two runs, used to fork agents of the next, and dropped when out of date."""
 
 import contextlib
 import functools
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 NONE, IMPORTING, READY, UNSAFE = "none", "importing", "ready", "unsafe"
-ANSWER_SECONDS = 10.0  # in which a template answers that has nothing else to do
-IMPORT_SECONDS = 180.0  # that its imports may take
-ROOM = 1500  # characters of a command line and of an environment, which forks fill in
+ANSWER_SECONDS = 10.0  # how long an idle template may take to answer
+IMPORT_SECONDS = 180.0  # how long its imports may take
+ROOM = 1500  # characters of its command line and of its environment that forks overwrite with their own
 DESCRIPTOR = struct.Struct("i")
 
 
@@ -28,9 +28,9 @@ class Templates:
         loop: the guard's event loop.
 
     Attributes:
-        pid: its process id; 0 where there is none.
+        pid: the template's process id; 0 where there is no template.
         state: ``none``, ``importing``, ``ready`` or ``unsafe``.
-        why: why it is unsafe, or was thrown away, in words.
+        why: why it is unsafe, or was dropped, in words.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -48,7 +48,7 @@ class Templates:
         self._wanted = recipe
 
     def prepare(self) -> None:
-        """Start the template that would have suited the last run, unless it is there."""
+        """Start a template that would have suited the last run, unless there is one."""
         if not self._wanted or (self.state != NONE and _is_same(self._wanted, self._made)):
             return
         self.drop("")
@@ -77,14 +77,14 @@ class Templates:
         self._loop.call_later(IMPORT_SECONDS, functools.partial(self._give_up, self.pid))
 
     def refuse(self, why: str) -> None:
-        """Note why there can be no template for the last run, where there is none of another."""
+        """Record why there can be no template for the last run, unless there is one for another run."""
         if self.state == NONE:
             self.why = why
 
     def reason_against(self, wanted: "dict[str, Any] | None") -> "str | None":
-        """Return, in words, why agents of a run may be no forks of it; None where they may, as far as is known.
+        """Return, in words, why agents of a run may not be forks of the template; None where they may.
 
-        Empty where there is nothing to say: no run has been before, or this one is not to be warm.
+        The text is empty where there is nothing to say: there was no run before, or this one is not to be warm.
         """
         if wanted is None:
             return ""
@@ -101,7 +101,7 @@ class Templates:
         return None
 
     def fork(self, config: "dict[str, Any]", upstream: socket.socket, workers: int) -> int:
-        """Fork an agent that talks to the guard through ``upstream``, and return its id; 0 where that fails."""
+        """Fork an agent whose socket to the guard is ``upstream``, and return its process id; 0 where that fails."""
         shared = {"pid": self.pid, "workers": workers}
         answer = self._ask(frames.encode("fork", config=config, shared=shared), upstream.fileno())
         if answer is None:
@@ -116,7 +116,7 @@ class Templates:
         self.pid, self.state, self.why = 0, NONE, why
 
     def ended(self, pid: int) -> bool:
-        """Take in that a child of the guard has ended. Returns whether it was the template."""
+        """Handle the end of a child of the guard. Return whether it was the template."""
         if not self.pid or pid != self.pid:
             return False
         self._hear()
@@ -128,18 +128,18 @@ class Templates:
         return True
 
     def close_inherited(self) -> None:
-        """Close what is the guard's, in a child."""
+        """Close the guard's connection to the template, in a forked child."""
         if self._channel is not None:
             self._channel.close()
 
     def _give_up(self, pid: int) -> None:
-        """End a template that imports for too long: runs wait for it, if not for long, each time."""
+        """End a template whose imports take too long, since each run would wait some time for it."""
         if pid == self.pid and self.state == IMPORTING:
             self.drop("its imports take longer than {:.0f} s".format(IMPORT_SECONDS))
             self.state = UNSAFE
 
     def _hear(self) -> None:
-        """Take in what it says by itself: how its imports went."""
+        """Handle the template's message about its imports."""
         if self._channel is None or self.state != IMPORTING:
             return
         self._channel.setblocking(False)
@@ -153,7 +153,7 @@ class Templates:
             self.state, self.why = message["type"], message.get("why", "")
 
     def _ask(self, order: bytes, descriptor: "int | None") -> "dict[str, Any] | None":
-        """Its answer; None where it does not answer."""
+        """Send the template an order, and return its answer; None where it does not answer."""
         if self._channel is None:
             return None
         with contextlib.suppress(OSError):
@@ -177,7 +177,7 @@ class Templates:
 
 
 def packages(imports: "list[str]") -> "set[str]":
-    """Names of the packages of modules."""
+    """Return the names of the packages of modules."""
     return {name.partition(":")[0].partition(".")[0] for name in imports}
 
 

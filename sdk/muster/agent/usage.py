@@ -1,4 +1,4 @@
-"""Use of resources by a worker's processes: measured once a second, and memory kept below what it was given."""
+"""Use of resources by a worker's processes: it is measured once a second, and the memory limit is enforced."""
 
 import os
 import time
@@ -30,7 +30,7 @@ class UsageMeter:
         on_excess: called with the bytes in use when they are more than ``limit``.
 
     Attributes:
-        shared: processes outside of the worker of which a part counts as its own, and which part.
+        shared: processes outside the worker whose memory counts in part as the worker's, with that part.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class UsageMeter:
         self._report = report
         self._on_excess = on_excess
         self._pids: "list[int]" = []
-        self._newest = 0  # when the processes were last looked for
+        self._newest = 0  # id of the newest process when the processes were last listed
         self._ticks: "dict[int, int]" = {}
         self._measured_at = time.monotonic()
         loop.call_every(REPORT_INTERVAL, self._measure)
@@ -68,24 +68,24 @@ class UsageMeter:
         self._ticks = ticks
         self._measured_at = now
         memory = sum(found.rss for found in stats)
-        if memory:  # else all have ended, and what they used last stays to be seen
+        if memory:  # else all have ended, and the last report remains visible
             self._report(round(cpu, 3), memory)
 
     def check(self) -> None:
-        """See to it that no more memory is used than was given."""
+        """Call ``on_excess`` if the processes use more memory than the limit."""
         if not self._processes.running:
             return
         known = self._pids or list(self._processes.running)
         if sum(linux.resident_memory(pid) for pid in known) + self._of_shared() <= self._limit:
             return
-        # Too much, perhaps: now exactly, and with processes that were started since the last check.
+        # Perhaps too much: measure exactly, including processes that were started since the last check.
         self._pids = self._own(linux.snapshot())
         used = sum(_memory(pid) for pid in self._pids) + self._of_shared()
         if used > self._limit:
             self._on_excess(used)
 
     def _of_shared(self) -> int:
-        """Bytes of processes outside of the worker that count as its own. They change little, and are slow to find."""
+        """Return the bytes of shared processes that count as the worker's. Measured rarely, as that is slow."""
         now = time.monotonic()
         if self.shared and now - self._shared_at > SHARED_INTERVAL:
             self._shared_at = now
@@ -93,8 +93,8 @@ class UsageMeter:
         return self._shared_memory
 
     def _own(self, everything: "dict[int, linux.Stat]") -> "list[int]":
-        # Not what others run in this worker by a command or a login: the guard of a pool's runs above all, whose agents
-        # have limits of their own.
+        # Without processes of commands and logins in this worker, above all the guard of a pool's runs, whose agents
+        # have their own limits.
         others = {
             pid for service in self._processes.services for pid in (service, *linux.descendants(service, everything))
         }

@@ -1,6 +1,6 @@
-"""The messages between session and agents, checked where they come in. How they travel is said in ``frames.py``.
+"""The messages between session and agents, which are checked when they are received. ``frames.py`` has their format.
 
-Whoever has read one by ``from_agent`` or ``from_session`` can rely on its types, its ranges and its sizes. The kinds
+The types, ranges and sizes of a message that was read by ``from_agent`` or ``from_session`` can be relied on. The kinds
 are declared by subject: ``worker_messages.py`` and ``reports.py`` (from agents), ``orders.py`` (from the session),
 ``stream_messages.py`` and ``file_messages.py`` (from both).
 """
@@ -96,7 +96,7 @@ LASTING = frozenset(
 
 
 def encode(message: "tuple[Any, ...]", number: int = 0) -> bytes:
-    """A message as it goes over the wire, perhaps with a number, for which see ``outbox.py``."""
+    """Return a message as it is sent, perhaps with a number (see ``outbox.py``)."""
     fields = message._asdict()  # type: ignore[attr-defined]
     kind = KINDS[type(message)]
     if kind in REPORTS:
@@ -108,11 +108,11 @@ def encode(message: "tuple[Any, ...]", number: int = 0) -> bytes:
 
 
 def from_agent(fields: "dict[str, Any]") -> Any:
-    """Check a message of an agent's, and return it; for a report, the message within it.
+    """Check a message of an agent, and return it; for a report, the message within it.
 
     Raises:
-        UnknownKind: it is of no kind that agents send.
-        Misfit: one of its fields makes no sense.
+        UnknownKind: agents send no message of its kind.
+        Misfit: one of its fields is not valid.
     """
     if fields["type"] == "report":
         return read_report(fields.get("report"))
@@ -120,7 +120,7 @@ def from_agent(fields: "dict[str, Any]") -> Any:
 
 
 def from_session(fields: "dict[str, Any]") -> Any:
-    """Check a message of the session's, and return it. Raises as ``from_agent`` does."""
+    """Check a message of the session, and return it. Raises as ``from_agent`` does."""
     return read(fields, fields["type"], FROM_SESSION)
 
 

@@ -27,7 +27,7 @@ from .kinds import FROM_AGENT, LONGEST_NAME, LONGEST_OUTPUT, LONGEST_TEXT, clock
     no_ssh=text(1000), interfaces=items(interface, 64), cores=whole(1, 1 << 16), gpus=items(device, 64), python=version,
 )  # fmt: skip
 class Hello(NamedTuple):
-    """The first message of a connection: who it is, what the others must know, and which orders have come so far."""
+    """The first message of a connection: the worker's identity, its facts for the plan, and the orders received."""
 
     version: int
     token: str
@@ -48,7 +48,7 @@ class Hello(NamedTuple):
 
 @message("clock", FROM_AGENT, number=whole(0), monotonic=clock, time=clock)
 class Clock(NamedTuple):
-    """The answer to a ping: what the clocks of the worker's machine show, in seconds."""
+    """The answer to a ping: the time by the clocks of the worker's machine, in seconds."""
 
     number: int
     monotonic: float
@@ -57,7 +57,7 @@ class Clock(NamedTuple):
 
 @message("preempted", FROM_AGENT, seconds=number(0, 1e6))
 class Preempted(NamedTuple):
-    """The worker is about to be taken away; unless that comes first, its agent ends it in so many seconds."""
+    """The worker is about to be taken away; its agent ends it after ``seconds`` if that has not happened by then."""
 
     seconds: float = 0.0
 
@@ -76,9 +76,9 @@ class Started(NamedTuple):
     monotonic=optional(clock), late=optional(clock), either=("exit_code", "signal"),
 )  # fmt: skip
 class Exited(NamedTuple):
-    """A process has ended: when, by the clocks of its machine; and with how much memory, where that was too much.
+    """A process has ended: when, by the clocks of its machine; and with how much memory, if that was too much.
 
-    ``late`` is by how many seconds its end may have been noticed later than usual, on a busy machine.
+    ``late`` says by how many seconds its end may have been noticed later than usual, on a busy machine.
     """
 
     pid: int
@@ -101,14 +101,14 @@ class HungUp(NamedTuple):
 
 @message("broken", FROM_AGENT, code=whole(0, 255))
 class Broken(NamedTuple):
-    """A launcher's program, run by ssh and not as a rank, was not there (127, 126) or ended by a signal (128 + it)."""
+    """A launcher's program, run by ssh and not as a rank, could not run (127, 126) or a signal ended it (128 + N)."""
 
     code: int
 
 
 @message("launcher_output", FROM_AGENT, text=output(LONGEST_OUTPUT))
 class LauncherOutput(NamedTuple):
-    """Output of the launcher that runs on this worker; bytes that are not UTF-8 come as lone surrogates."""
+    """Output of the launcher that runs on this worker; bytes that are not UTF-8 become lone surrogates."""
 
     text: str
 
@@ -133,7 +133,7 @@ class Listening(NamedTuple):
 
 @message("output", FROM_AGENT, text=output(LONGEST_OUTPUT))
 class Output(NamedTuple):
-    """Output of the worker's processes; bytes that are not UTF-8 come as lone surrogates."""
+    """Output of the worker's processes; bytes that are not UTF-8 become lone surrogates."""
 
     text: str
 
@@ -143,7 +143,7 @@ class Output(NamedTuple):
     gpu_memory=optional(whole(0)),
 )  # fmt: skip
 class Usage(NamedTuple):
-    """The worker's use of resources; once a second, and the heartbeat as well."""
+    """The worker's use of resources, sent at most once a second."""
 
     cpu: float
     memory: int
@@ -154,7 +154,7 @@ class Usage(NamedTuple):
 class Connection(NamedTuple):
     """A TCP connection: its ends, bytes that wait to be read, and attempts to send that got no answer.
 
-    ``is_awaited`` where the main thread does nothing but wait for something to read from it.
+    ``is_awaited``: whether the main thread is blocked reading from it.
     """
 
     local: str
@@ -165,7 +165,7 @@ class Connection(NamedTuple):
 
 
 def connection(value: "Any") -> Connection:
-    """A connection, from a list."""
+    """Check a connection given as a list, and return it."""
     if type(value) not in (list, tuple) or len(value) != 5:
         raise ValueError("two ends, two numbers, and yes or no")
     local, remote, unread, unanswered, is_awaited = value
@@ -177,7 +177,7 @@ def connection(value: "Any") -> Connection:
     "stacks", FROM_AGENT, rank=rank, text=text(LONGEST_TEXT), is_stopped=yes_or_no, connections=items(connection, 64)
 )
 class Stacks(NamedTuple):
-    """State of one process: its Python stacks, whether it was told to stop, and how its connections do."""
+    """The state of one process: its Python stacks, whether it is suspended, and its connections."""
 
     text: str
     rank: "int | None" = None
@@ -187,7 +187,7 @@ class Stacks(NamedTuple):
 
 @message("error", FROM_AGENT, text=text(LONGEST_TEXT))
 class Error(NamedTuple):
-    """The agent could not do what it was told."""
+    """The agent could not carry out an order."""
 
     text: str
 
