@@ -1,4 +1,4 @@
-"""The environment of a worker's processes, made from what its platform knows of it. Nothing is read or written."""
+"""The environment of a worker's processes, made from the worker's config alone. Nothing is read or written."""
 
 import os
 import re
@@ -17,8 +17,8 @@ THREAD_COUNTS = (
     "TF_NUM_INTRAOP_THREADS",
 )
 SERVER_THREADS = 4
-# Has malloc ask for huge pages, from glibc 2.35 on. A tensor of megabytes is new memory each time, and to get it in
-# pages of 4 kB takes longer than to compute with it.
+# Makes malloc use huge pages, from glibc 2.35 on. A tensor of megabytes is newly allocated each time, and getting its
+# memory in pages of 4 kB takes longer than computing with it.
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
 OF_ANOTHER_JOB = re.compile(
     r"MUSTER_|OMPI_|PMI_|PMIX_|MPI_LOCAL|HOROVOD_((LOCAL|CROSS)_)?(RANK|SIZE)$|HOROVOD_(HOSTNAME|CONTROLLER|GLOO_)"
@@ -29,8 +29,8 @@ PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "no_proxy")
 def worker_environment(config: "dict[str, Any]", address: str) -> "dict[str, str]":
     """Return the environment of every process of the worker.
 
-    The session's own environment comes first; then what follows from the worker's resources; then what the user gave
-    for the worker; and last what says who and where the worker is, which nobody can override.
+    The session's own environment comes first; then variables that follow from the worker's resources; then those that
+    the user gave; and last those of the worker's identity and address, which cannot be overridden.
 
     Args:
         config: the worker, as its platform describes it to its agent.
@@ -47,9 +47,9 @@ def worker_environment(config: "dict[str, Any]", address: str) -> "dict[str, str
 
 
 def resolved(env: "Mapping[str, str]", config: "dict[str, Any]") -> "dict[str, str]":
-    """Return variables with this worker's paths of the places that they name.
+    """Return variables with this worker's paths in place of the symbols of places.
 
-    A session that knows no path of the worker's does not know its PYTHONPATH either: that comes behind what is given.
+    A session that knows no paths of the worker does not know its PYTHONPATH either: that is appended to the given one.
     """
     found = {name: resolve(value, config["places"]) for name, value in env.items()}
     own = config["environ"].get("PYTHONPATH")
@@ -59,9 +59,9 @@ def resolved(env: "Mapping[str, str]", config: "dict[str, Any]") -> "dict[str, s
 
 
 def _inherited(environ: "dict[str, str]") -> "dict[str, str]":
-    """The session's environment without what would mislead a worker.
+    """Return the session's environment without variables that would mislead a worker.
 
-    That is what belongs to a run or an MPI job around it, such as its rank; and blank proxies, which mislead gRPC.
+    Those belong to a run or an MPI job around the session, such as its rank; or are blank proxies, which mislead gRPC.
     """
     return {
         name: value

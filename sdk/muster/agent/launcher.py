@@ -1,4 +1,4 @@
-"""The program that starts a run's ranks, or serves them, where that is to run on this worker (``wire.Launch``)."""
+"""The launcher of a run's ranks, where it is to run on this worker (``wire.Launch``)."""
 
 import json
 import os
@@ -21,7 +21,7 @@ AT_END = 256
 
 
 class LauncherHere:
-    """Runs the launcher as a process of this worker, and tells the session what it prints and how it ends.
+    """Runs the launcher as a process of this worker, and reports its output and its end to the session.
 
     Args:
         loop: the agent's event loop.
@@ -48,7 +48,7 @@ class LauncherHere:
         self.child: "Child | None" = None
 
     def start(self, order: wire.Launch) -> None:
-        """Start it. Where that cannot be, its log and its end say so."""
+        """Start the launcher. If it cannot be started, that is written to its log and reported as its end."""
         if self.child is not None:  # a worker runs one at a time
             return
         places: "Mapping[str, str]" = self._config["places"]
@@ -77,7 +77,7 @@ class LauncherHere:
             self._processes.end(self.child, order.grace, "stopped")
 
     def tell(self, most: int = AT_ONCE) -> None:
-        """Send what it has printed since the last call."""
+        """Send its output since the last call."""
         if self._log is None:
             return
         for _ in range(min(self._log.unread(), most)):

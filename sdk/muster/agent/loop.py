@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Timer:
-    """A call to come. ``cancel`` may be called at any time."""
+    """A scheduled call. ``cancel`` may be called at any time."""
 
     def __init__(self, due: float, call: "Callable[[], object]", interval: "float | None") -> None:
         self.due = due
@@ -82,7 +82,7 @@ class Loop:
         """Run until ``stop``, which may have come before."""
         while not self._stopped:
             ready = self._selector.select(self._call_due_timers())
-            # Signals first: that it is told to leave says what to make of the rest.
+            # Signals first: whether the agent is told to leave decides how other events are to be understood.
             ready.sort(key=lambda found: found[0].fileobj is not self._wakeup)
             for key, events in ready:
                 for event, call in key.data.items():
@@ -111,7 +111,7 @@ class Loop:
             self._selector.register(source, sum(calls), calls)
 
     def _call_due_timers(self) -> "float | None":
-        """Call what is due, and return for how long nothing else will be."""
+        """Make all due calls, and return the seconds until the next one; None if there is none."""
         now = time.monotonic()
         while self._timers and (self._timers[0].cancelled or self._timers[0].due <= now):
             timer = heapq.heappop(self._timers)

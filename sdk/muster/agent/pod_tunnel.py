@@ -1,10 +1,10 @@
-"""A pod's way to a session that it cannot dial: through the cluster's exec.
+"""A tunnel from a pod to a session that it cannot dial, through the cluster's exec.
 
 The first process of the pod has a relay, which listens on a loopback port that the agent dials in place of the
 session. The session has the cluster run this file as a program in the pod, whose input and output are a stream to the
-session. The relay hands the agent's connection over to that program, which carries its bytes: in small frames, and with
-beats, by which either side learns of a stream that was torn without a word. One stream carries one connection; the next
-one has one of its own. What goes through is TLS between agent and session: nothing on the way has to be trusted.
+session. The relay hands the agent's connection over to that program, which carries its bytes in small frames, and sends
+beats, by which either side notices a stream that was cut without an error. Each stream carries one connection. The
+bytes are TLS between agent and session: nothing in between has to be trusted.
 """
 
 import array
@@ -34,12 +34,12 @@ HERE = "127.0.0.1"
 
 
 def frame(data: bytes) -> bytes:
-    """Bytes of a connection as they travel, LARGEST of them at most."""
+    """Return a frame with bytes of a connection, LARGEST of them at most."""
     return LENGTH.pack(len(data)) + data
 
 
 class Frames:
-    """The frames in what has come through a stream.
+    """A decoder of the frames in a stream.
 
     Attributes:
         has_ended: whether the other side's connection has ended.
@@ -50,7 +50,7 @@ class Frames:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> bytes:
-        """Take in what has come, and return the bytes of the connection that are complete with it."""
+        """Add received bytes, and return the bytes of the connection in the frames that are complete now."""
         self._buffer += data
         found = bytearray()
         while not self.has_ended and len(self._buffer) >= LENGTH.size:
@@ -69,14 +69,14 @@ class Frames:
 
 
 class TunnelEnd:
-    """Hands the agent's connections to the programs that carry them.
+    """The relay, which hands the agent's connections to the programs that carry them.
 
     Args:
-        path: of the socket at which the programs ask for one.
+        path: path of the socket at which the programs request a connection.
 
     Attributes:
-        port: that the agent dials, on the loopback address.
-        has_come: set once the session has come through.
+        port: the port that the agent dials, on the loopback address.
+        has_come: set once a program of the session has connected.
     """
 
     def __init__(self, path: str) -> None:
@@ -115,7 +115,7 @@ class TunnelEnd:
 
 
 def main(path: str) -> None:
-    """Carry one connection of the agent's from the relay at ``path`` over this process's input and output."""
+    """Carry one connection of the agent from the relay at ``path`` over this process's input and output."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as relay:
         try:
             relay.connect(path)
@@ -130,7 +130,7 @@ class Carrier:
     """Carries one connection.
 
     Args:
-        relay: connection to the relay, which hands the agent's over.
+        relay: connection to the relay, which hands over the agent's connection.
     """
 
     def __init__(self, relay: socket.socket) -> None:

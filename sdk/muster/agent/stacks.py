@@ -1,10 +1,10 @@
 """The Python stacks of a worker's processes, also of those that are stuck.
 
-A process that takes part (:mod:`~muster.agent.runner` sees to it) has a file ``stacks-<pid>`` in the scratch folder and
-a socket beside it. Written to, the socket has it add the stacks of all its threads to the file; where that cannot
-happen, because one of them is stuck with the interpreter's lock, SIGUSR1 adds that of the main thread. To any other
-process the signal would be deadly. So it is sent only where the socket is still open, which it is no more once the
-process has become another program by exec, and only where the kernel says that the process catches the signal.
+A process started by :mod:`~muster.agent.runner` has a file ``stacks-<pid>`` in the scratch folder and a socket beside
+it. On a message to the socket it appends the stacks of all its threads to the file; if it cannot, because a thread is
+stuck with the interpreter's lock, SIGUSR1 makes it append that of the main thread. The signal would kill any other
+process. So it is sent only if the socket is still open, which it is not once the process has become another program by
+exec, and only if the kernel says that the process catches the signal.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PREFIX = "stacks-"
 DELAY = 0.5  # seconds that a process gets to write, each way
-CHECKS = 5  # at the file meanwhile: most have written at once
+CHECKS = 5  # checks of the file in that time, as most processes write at once
 # Bytes of one process: what a message takes, less what is said of the rest. More would need several messages, and is
 # not worth them: a thread has a hundred calls at most, some ten kilobytes, and the main thread's are the first.
 LARGEST = (1 << 16) - 200
@@ -71,7 +71,7 @@ def _size(path: str) -> int:
 
 
 def _read(path: str, start: int) -> str:
-    """Return the file's contents from ``start`` on: the beginning of much, as the main thread's stack comes first."""
+    """Return the file's contents from ``start`` on, cut at the end, as the main thread's stack comes first."""
     try:
         with open(path, "rb") as file:
             left_out = max(0, os.fstat(file.fileno()).st_size - start - LARGEST)

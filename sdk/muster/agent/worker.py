@@ -1,8 +1,8 @@
-"""The agent of a worker that is a machine of its own, with no guard above it.
+"""The agent of a worker that is a separate machine, without a guard.
 
-Whoever launched the worker left a config in a file that both see. It holds the run's secrets and is taken away by the
-one agent that reads it; where it is gone, nobody waits for this worker. What other agents tell their guard goes into a
-second file, which the platform reads once the worker has ended.
+The platform has left a config in a file that both can access. It contains the run's secrets, and the one agent that
+reads it removes it; if the file is gone, nobody waits for this worker. Messages that other agents send to their guard
+are written to a second file, which the platform reads once the worker has ended.
 """
 
 import json
@@ -33,7 +33,7 @@ def main(path: str) -> None:
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     is_own = os.path.basename(folder).startswith(UNPACKED)
     if is_own:
-        lock(folder)  # who has unpacked it may be killed
+        lock(folder)  # the process that has unpacked it may be killed
     signal.pthread_sigmask(signal.SIG_BLOCK, agent.SIGNALS)  # until the agent is ready for them
     linux.signal_at_parent_death(signal.SIGTERM)
     news = os.open(config["news"], os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -44,16 +44,16 @@ def main(path: str) -> None:
         os.write(news, frames.encode("worker", status="failed", reason=lack))
         sys.exit(1)
     outcome = agent.main(complete(config, dict(os.environ), folder), news)
-    if os.getppid() != parent and is_own:  # else who unpacked it removes it
+    if os.getppid() != parent and is_own:  # else the parent, which unpacked it, removes it
         remove_folder(folder)
     sys.exit(0 if outcome["status"] in ("succeeded", "stopped") else 1)
 
 
 def take_config(path: str, environ: "dict[str, str]") -> "dict[str, Any] | None":
-    """The config in the file, which is removed; None where it is gone, or somebody else was quicker.
+    """Read the config from a file, and remove the file; return None where it is gone, or another worker was quicker.
 
-    Before it goes this worker's id, as its environment says it, is in the news: who finds the config gone knows who
-    has it.
+    Before that, this worker's id (from its environment) is written to the news, so that the platform knows who has read
+    the config.
     """
     try:
         with open(path) as file:
@@ -68,14 +68,14 @@ def take_config(path: str, environ: "dict[str, str]") -> "dict[str, Any] | None"
 
 
 def complete(config: "dict[str, Any]", environ: "dict[str, str]", folder: str) -> "dict[str, Any]":
-    """Return the config with what only the worker itself knows.
+    """Return the config, completed with facts that only the worker itself knows.
 
     Args:
         config: the worker, as its platform describes it. ``variables`` has the names of the variables in which the
             platform says a worker's ``id``, its ``address`` and that of its ``session``, and what the names of all of
             the platform's ``own`` variables begin with.
         environ: the worker's environment.
-        folder: a folder that goes with the worker.
+        folder: a folder that is removed with the worker.
     """
     config = settle(config, folder)
     names = config["variables"]
@@ -97,7 +97,7 @@ def complete(config: "dict[str, Any]", environ: "dict[str, str]", folder: str) -
 
 
 def sshd_or_none() -> "dict[str, str] | None":
-    """This worker's sshd; None where it has none, or none that can be run."""
+    """Return this worker's sshd; None where it has none, or none that can be run."""
     try:
         return find_sshd()
     except (OSError, subprocess.SubprocessError):
@@ -105,7 +105,7 @@ def sshd_or_none() -> "dict[str, str] | None":
 
 
 def own_address(other: str) -> str:
-    """The address that this machine shows to ``other``."""
+    """Return the address from which this machine connects to ``other``."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((other, 9))  # sends nothing; the kernel only chooses a route
         return str(probe.getsockname()[0])

@@ -1,7 +1,7 @@
-"""The guard in a worker of a pool: it forks the agents of one run after another in the place that the pool holds.
+"""The guard in a worker of a pool: it forks the agents of one run after another on the worker that the pool keeps.
 
-The pool's own agent starts it as a command of its worker, and the session talks to it through that command's input and
-output. It ends with either of them, and everything that it has forked with it.
+The pool's own agent starts it as a command of its worker, and the session communicates with it over that command's
+input and output. It ends when either of them ends, with everything that it has forked.
 """
 
 import os
@@ -26,15 +26,15 @@ class WorkerGuard(Guard):
     """The guard of one worker of a pool.
 
     Args:
-        channel: to the session.
-        address: the worker's own, at which others reach it.
+        channel: the channel to the session.
+        address: the worker's own address, at which others reach it.
     """
 
     def __init__(self, channel: PipeChannel, address: str) -> None:
         super().__init__(channel)
         self._address = address
         self._environ = dict(os.environ)
-        # What the pool's own agent removes in the end. Files of projects are kept there from one run to the next.
+        # The pool's agent removes this folder in the end. Files of projects are kept there between runs.
         scratch = os.environ["MUSTER_SCRATCH"]
         self._runs = os.path.join(scratch, "runs")
         self._cache = {"folder": os.path.join(scratch, "cache"), "bytes": CACHE_BYTES}
@@ -66,7 +66,7 @@ class WorkerGuard(Guard):
         return dict(super()._do_warmth(), memory=memory)
 
     def _lack_of(self, needs: "dict[str, Any] | None") -> str:
-        """Return, in words, what the worker lacks of what a script needs; it is looked for until it lacks nothing."""
+        """Return, in words, which needs of a script the worker does not meet; met needs are not checked again."""
         if not needs:
             return ""
         key = repr(sorted(needs.items()))
@@ -78,7 +78,7 @@ class WorkerGuard(Guard):
         return ""
 
     def _claim_gpus(self, claims: "dict[str, Any]", count: int) -> "Claim | None":
-        """Return the first of the worker's GPUs: they are the pool's, and nobody else's."""
+        """Return a claim on the first ``count`` GPUs of the worker, which belong to the pool alone."""
         own = Claim()
         own.devices = claims["gpus"][:count]
         return own if len(own.devices) == count else None
@@ -91,7 +91,7 @@ class WorkerGuard(Guard):
 
 
 def _devices(environ: "dict[str, str]") -> "list[str]":
-    """The GPUs that the worker was given."""
+    """Return the GPUs that the worker was given."""
     return [name for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name not in ("", "-1")]
 
 
