@@ -15,7 +15,7 @@ from .kinds import FROM_AGENT, FROM_SESSION, message, offset, payload, transfer
     mode=whole(0, 0o777),
 )  # fmt: skip
 class Put(NamedTuple):
-    """A file is to be written; answered by ``Have``, or by ``Missing`` where it cannot be."""
+    """Order to write a file; answered by ``Have``, or by ``Missing`` where it cannot be written."""
 
     transfer: int
     place: str
@@ -42,7 +42,7 @@ class Sync(NamedTuple):
 
 @message("lacks", FROM_AGENT, transfer=transfer, payload=payload)
 class Lacks(NamedTuple):
-    """The contents that are missing: a bit for each, in the order of the list, the lowest of a byte first."""
+    """The contents that are missing: a bit for each content, in the order of the list, the lowest bit first."""
 
     transfer: int
     payload: bytes = b""
@@ -58,7 +58,7 @@ class Synced(NamedTuple):
 
 @message("find", FROM_SESSION, transfer=transfer, place=name, pattern=text(4096))
 class Find(NamedTuple):
-    """A list of the files is asked for that a pattern matches (``places.py``); answered like ``Get`` of a folder."""
+    """A request for a list of the files that match a pattern (``places.py``); answered like ``Get`` of a folder."""
 
     transfer: int
     place: str
@@ -67,7 +67,7 @@ class Find(NamedTuple):
 
 @message("get", FROM_SESSION, transfer=transfer, place=name, path=relative_path, after=optional(relative_path))
 class Get(NamedTuple):
-    """A file is asked for, or the files of a folder that come after one; answered by ``Found`` or ``Missing``."""
+    """A request for a file, or for the list of a folder after a file; answered by ``Found`` or ``Missing``."""
 
     transfer: int
     place: str
@@ -77,7 +77,7 @@ class Get(NamedTuple):
 
 @message("found", FROM_AGENT, transfer=transfer, size=whole(0), sha256=digest)
 class Found(NamedTuple):
-    """The file that was asked for; its chunks come once it is known where to begin (``Have``)."""
+    """The size and hash of a requested file; its chunks follow once ``Have`` says where to begin."""
 
     transfer: int
     size: int
@@ -86,7 +86,7 @@ class Found(NamedTuple):
 
 @message("have", FROM_AGENT, FROM_SESSION, transfer=transfer, offset=offset)
 class Have(NamedTuple):
-    """The first ``offset`` bytes are there; all of them, and as they should be, where it is the file's size."""
+    """The first ``offset`` bytes have arrived; if that is the file's size, the file is complete and its hash right."""
 
     transfer: int
     offset: int
@@ -94,7 +94,7 @@ class Have(NamedTuple):
 
 @message("missing", FROM_AGENT, FROM_SESSION, transfer=transfer, text=text(4000), is_absent=yes_or_no)
 class Missing(NamedTuple):
-    """The transfer cannot be made, or not go on; why, and whether that is because there is no such file or folder."""
+    """The transfer cannot begin or go on: the reason, and whether there is no such file or folder."""
 
     transfer: int
     text: str

@@ -38,13 +38,13 @@ class GuardClients:
         self._decoders: "dict[socket.socket, frames.Decoder]" = {}
 
     def listen(self, address: str) -> None:
-        """Let others in. Raises OSError where the address is taken."""
+        """Start to listen. Raises OSError where the address is taken."""
         self._listener.bind(address)
         self._listener.listen(MOST)
         self._loop.on_readable(self._listener, self._accept)
 
     def close(self) -> None:
-        """Close everything, as a process just forked must."""
+        """Close all sockets, as a process that was just forked must."""
         for connection in self._decoders:
             connection.close()
         self._listener.close()
@@ -77,7 +77,7 @@ class GuardClients:
 
     @staticmethod
     def _reply(connection: socket.socket, answer: "dict[str, Any]") -> None:
-        """Send an answer; one who does not take it within a second is cut off, as the guard has more to do."""
+        """Send an answer; cut off a client that does not read it within a second, which would block the guard."""
         connection.settimeout(1)
         try:
             connection.sendall(frames.encode("reply", **answer))
@@ -86,6 +86,6 @@ class GuardClients:
 
 
 def _user_of(connection: socket.socket) -> int:
-    """The user id of the process at the other end."""
+    """Return the user id of the process at the other end."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", credentials)[1])

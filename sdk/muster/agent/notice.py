@@ -1,6 +1,6 @@
-"""The notice that workers of the run are about to be taken away, where scripts find it: a file in their scratch folder.
+"""The notice that a worker of the run is about to be taken away: a file in the scratch folder of each worker.
 
-``muster.training.preempted`` looks for it. So a script handles no signals, and is told at a moment of its own choice.
+``muster.training.preempted`` looks for it. So a script needs no signal handler, and checks at a moment of its choice.
 """
 
 import contextlib
@@ -11,19 +11,19 @@ NAME = "preempted"
 
 
 def leave(scratch: str) -> None:
-    """Tell the processes of the worker that has this scratch folder, as far as it can be written."""
+    """Leave a notice for the processes of the worker with this scratch folder; ignore errors."""
     with contextlib.suppress(OSError), open(os.path.join(scratch, NAME), "w"):
         pass
 
 
 def take_away(scratch: str) -> None:
-    """Tell those that start from now on nothing of it: they are another attempt's."""
+    """Remove the notice, as processes that start from now on belong to another attempt."""
     with contextlib.suppress(OSError):
         os.unlink(os.path.join(scratch, NAME))
 
 
 def is_stopped_by_guard(upstream: int) -> bool:
-    """Return whether it was the guard that sent a signal to end, or is gone: then nobody else has a say in it.
+    """Return whether the guard has ordered the agent to end, or is gone, so that SIGTERM is not the platform's.
 
     Args:
         upstream: descriptor of an agent's socket to the guard, or of a file where it has none.
@@ -33,6 +33,6 @@ def is_stopped_by_guard(upstream: int) -> bool:
             guard.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return False
-    except OSError:  # it is no socket
+    except OSError:  # it is not a socket
         return False
     return True

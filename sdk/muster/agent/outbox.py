@@ -1,7 +1,7 @@
-"""Messages that must arrive exactly once, whatever becomes of the connection. Both sides have one of each.
+"""Messages that must arrive exactly once, even if the connection is cut. Both sides have an outbox and an inbox.
 
-The sender numbers them and keeps each until the other side has said that it has it; after a torn connection it sends
-those again which the other side has not got. The receiver takes each number once, and in order.
+The sender numbers messages and keeps each until the other side has acknowledged it; after a cut it sends those again
+that the other side does not have. The receiver accepts each number once, and in order.
 """
 
 import collections
@@ -16,7 +16,7 @@ MOST_KEPT = 1 << 24  # bytes
 
 
 class Outbox:
-    """Numbers what is sent, and keeps it until it has arrived.
+    """The messages that were sent: they are numbered, and kept until they have arrived.
 
     Attributes:
         size: bytes that are kept.
@@ -31,7 +31,7 @@ class Outbox:
         """Keep a message until it is acknowledged, and return it encoded.
 
         Raises:
-            frames.ProtocolError: the other side takes nothing, and there is no room for more.
+            frames.ProtocolError: the other side acknowledges nothing, and there is no room for more.
         """
         if self.size > MOST_KEPT:
             raise frames.ProtocolError("more than {} bytes wait for the other side to take them".format(MOST_KEPT))

@@ -40,7 +40,7 @@ class Progress(NamedTuple):
 
 @message("stage", REPORTS, rank=rank, stage=text(100), seconds=number(0, 1e9))
 class Stage(NamedTuple):
-    """A stage before a process's first step, and how many seconds it was at what came before."""
+    """A stage before a process's first step, and how many seconds the stage before it took."""
 
     stage: str
     seconds: float = 0.0

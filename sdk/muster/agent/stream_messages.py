@@ -17,7 +17,7 @@ _channel = whole(0, 2)
 
 
 def cost(data: bytes) -> int:
-    """Credit that a piece of a stream needs."""
+    """Return the credit that a piece of a stream needs."""
     return len(data) + OVERHEAD
 
 
@@ -46,7 +46,7 @@ class Dial(NamedTuple):
 
 @message("opened", FROM_AGENT, stream=stream)
 class Opened(NamedTuple):
-    """The command runs, or the connection is there."""
+    """The command has been started, or the connection has been made."""
 
     stream: int
 
@@ -62,7 +62,7 @@ class Data(NamedTuple):
 
 @message("credit", FROM_AGENT, FROM_SESSION, stream=stream, size=whole(1, WINDOW))
 class Credit(NamedTuple):
-    """The other side may send so much more."""
+    """Grant of credit: the other side may send ``size`` more."""
 
     stream: int
     size: int
@@ -70,7 +70,7 @@ class Credit(NamedTuple):
 
 @message("eof", FROM_AGENT, FROM_SESSION, stream=stream, channel=_channel)
 class Eof(NamedTuple):
-    """Nothing more comes on this channel."""
+    """The end of a channel: no more data follows on it."""
 
     stream: int
     channel: int = 0
@@ -87,7 +87,7 @@ class Resize(NamedTuple):
 
 @message("close", FROM_SESSION, stream=stream)
 class Close(NamedTuple):
-    """Order to end a stream, and what it has started."""
+    """Order to end a stream, with its command or connection."""
 
     stream: int
 
@@ -97,7 +97,7 @@ class Close(NamedTuple):
     text=text(4000),
 )  # fmt: skip
 class Closed(NamedTuple):
-    """The stream has ended: how its command did, or why there is none."""
+    """The stream has ended: the exit status or signal of its command, or why there was no stream."""
 
     stream: int
     exit_code: "int | None" = None

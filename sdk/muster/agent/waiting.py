@@ -1,7 +1,6 @@
-"""The cause of a silent wait, as the kernel tells it.
+"""The reason why a process is silent, according to the kernel.
 
-It may have been stopped; or some of its connections have something for it to read, get no answer, or are what it waits
-for.
+The process may be suspended; or some of its connections have unread data, get no answer, or block its main thread.
 """
 
 import os
@@ -10,13 +9,13 @@ from . import linux, wire
 
 STOPPED = ("T", "t")  # states of a process: by SIGSTOP, and by a debugger
 ESTABLISHED, CLOSE_WAIT = "01", "08"
-RETRANSMITS = 2  # so many unanswered attempts are more than a lost packet
-MOST = 64  # connections of one process that are told of
+RETRANSMITS = 2  # from this number on unanswered attempts are more than a lost packet
+MOST = 64  # connections of one process that are reported
 READS = {"x86_64": (0, 19, 45, 47), "aarch64": (63, 65, 207, 212)}  # read, readv, recvfrom and recvmsg
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process does not run because it was told to stop."""
+    """Return whether a process is suspended, by a signal or a debugger."""
     try:
         with open("/proc/{}/stat".format(pid)) as file:
             return file.read().rpartition(")")[2].split()[0] in STOPPED
@@ -25,7 +24,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def connections_of(pid: int) -> "tuple[wire.Connection, ...]":
-    """The process's TCP connections, first those with which something is the matter."""
+    """Return the process's TCP connections, first those that may explain a wait."""
     awaited = _awaited(pid)
     inodes = {name[len("socket:[") : -1] for name in linux.open_files(pid) if name.startswith("socket:[")}
     found = []
@@ -41,7 +40,7 @@ def connections_of(pid: int) -> "tuple[wire.Connection, ...]":
 
 
 def _awaited(pid: int) -> str:
-    """The inode of the socket that a read of the main thread blocks on; empty where there is none that is known."""
+    """Return the inode of the socket on which a read of the main thread blocks; empty where none is known."""
     try:
         with open("/proc/{}/syscall".format(pid)) as file:
             number, descriptor = file.read().split()[:2]
