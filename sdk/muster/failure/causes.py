@@ -333,7 +333,7 @@ def _blur(one: Failure, other: Failure) -> float:
 
 
 def _echo_likeness(failure: Failure) -> tuple[Any, ...]:
-    """Return a sort key, lower for failures that are rarely consequences. Libraries that lose a peer abort or exit 1."""
+    """Return a sort key, lower for failures that are rarely echoes. Libraries that lose a peer abort or exit 1."""
     if failure.signal == signal.SIGABRT:
         return (Bearing.SILENT + 0.6, *_order(failure)[1:])
     exits_alike = failure.kind is FailureKind.EXIT and failure.exit_code == 1
