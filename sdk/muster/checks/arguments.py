@@ -17,10 +17,10 @@ from muster.text.arguments import Argument, ArgumentText
 
 
 def patterns(name: str, value: Any) -> tuple[str, ...]:
-    """One pattern for files, or several, relative to the working directory of a worker.
+    """Return one or several file patterns, relative to a worker's working directory, as a tuple.
 
     Raises:
-        JobError: it is none, or leads out of that.
+        JobError: a pattern is invalid, or leads out of that directory.
     """
     found = (value,) if isinstance(value, (str, os.PathLike)) else value
     if not isinstance(found, (list, tuple)) or not all(isinstance(item, (str, os.PathLike)) for item in found):
@@ -39,13 +39,13 @@ def patterns(name: str, value: Any) -> tuple[str, ...]:
 
 
 def plain_args(args: Any, *, of_function: bool = False) -> tuple[str, ...]:
-    """Command-line arguments as text.
+    """Return command-line arguments as strings.
 
     Args:
-        of_function: whether it is a function that they are meant for.
+        of_function: whether the script is a function.
 
     Raises:
-        JobError: they are no list, or one of them would mean nothing as text.
+        JobError: they are not a list, or one of them makes no sense as a string.
     """
     if of_function and isinstance(args, Mapping):
         raise JobError(
@@ -62,10 +62,10 @@ def plain_args(args: Any, *, of_function: bool = False) -> tuple[str, ...]:
 
 
 def plain_env(env: Any) -> dict[str, str]:
-    """Environment variables as text.
+    """Return environment variables as strings.
 
     Raises:
-        JobError: they are no dict of names and values.
+        JobError: they are not a dict of names and values.
     """
     if not isinstance(env, Mapping):
         raise JobError(f"env is of type {_type(env)}; it must be a dict.", advice='env={"NAME": "value"}')
@@ -76,7 +76,7 @@ def plain_env(env: Any) -> dict[str, str]:
 
 
 def plain_path(name: str, path: Any) -> str:
-    """A path as text; empty for None. Raises JobError for anything else."""
+    """Return a path as a string, empty for None; raise JobError for anything else."""
     if path is None:
         return ""
     if not isinstance(path, (str, os.PathLike)) or isinstance(os.fspath(path), bytes):
@@ -85,14 +85,14 @@ def plain_path(name: str, path: Any) -> str:
 
 
 def plain_text(name: str, text: Any) -> str:
-    """A text; empty for None. Raises JobError for anything else."""
+    """Return a string, empty for None; raise JobError for anything else."""
     if text is not None and not isinstance(text, str):
         raise JobError(f"{name} is of type {_type(text)}; it must be a string.")
     return text or ""
 
 
 def plain_bool(name: str, value: Any) -> bool:
-    """True or False, of Python's or of NumPy's. Raises JobError for anything else: ``"no"`` would count as true."""
+    """Return a bool of Python's or NumPy's as Python's; raise JobError for anything else: ``"no"`` would be true."""
     if type(value).__name__ not in ("bool", "bool_"):
         is_no = not value or str(value).strip().lower() in NO
         raise JobError(
@@ -103,14 +103,14 @@ def plain_bool(name: str, value: Any) -> bool:
 
 
 def whole_number(name: str, number: Any) -> int:
-    """A whole number, of Python's or of another kind such as NumPy's. Raises JobError for anything else."""
+    """Return a whole number, such as Python's or NumPy's, as an int; raise JobError for anything else."""
     if isinstance(number, bool) or not hasattr(number, "__index__"):
         raise JobError(f"{name} is {number!r}; it must be a whole number.", advice=_as_number(name, number))
     return int(number.__index__())
 
 
 def port_range(ports: Any) -> tuple[int, int] | None:
-    """First and last port; None for any. Raises JobError for anything else."""
+    """Return the first and last port, None for any; raise JobError for anything else."""
     if ports is None:
         return None
     try:
@@ -125,14 +125,14 @@ def port_range(ports: Any) -> tuple[int, int] | None:
     return first, last
 
 
-NO = ("no", "off", "false", "0", "none", "never", "n", "f")  # in texts of those who mean False
-LONGEST_SPAN = 10 * 365 * 86400.0  # seconds: what is longer is meant otherwise
+NO = ("no", "off", "false", "0", "none", "never", "n", "f")  # texts that stand for False
+LONGEST_SPAN = 10 * 365 * 86400.0  # seconds: a longer span is a mistake
 UNITS = {"d": 86400, "h": 3600, "m": 60, "min": 60, "s": 1}
 DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(d|h|min|m|s|$)")
 
 
 def seconds_of(text: str) -> float | None:
-    """The time span that a text tells, in seconds; None where it tells none.
+    """Return the time span in a text, in seconds; None if it has none.
 
     >>> seconds_of("1h30m"), seconds_of("600"), seconds_of("soon")
     (5400.0, 600.0, None)
@@ -144,7 +144,7 @@ def seconds_of(text: str) -> float | None:
 
 
 def duration(name: str, length: Any) -> float | None:
-    """A time span in seconds, from a number of them or a text; None for None.
+    """Return a time span in seconds, given a number of seconds or a text; None for None.
 
     >>> duration("detach", "1h30m"), duration("detach", "600")
     (5400.0, 600.0)
@@ -169,7 +169,7 @@ def duration(name: str, length: Any) -> float | None:
 
 
 def plain_observers(observers: Any) -> tuple[Callable[..., Any], ...]:
-    """Functions that are called with every event. Raises JobError for anything else."""
+    """Return observers, functions that are called with every event; raise JobError for anything else."""
     if callable(observers):
         raise JobError("observers is a function; it must be a list of them.", advice="observers=[...]")
     if not isinstance(observers, Iterable):
@@ -182,7 +182,7 @@ def plain_observers(observers: Any) -> tuple[Callable[..., Any], ...]:
 
 
 def _as_options(args: Mapping[Any, Any]) -> list[str]:
-    """The command line that a dict most likely stands for.
+    """Return the command line that a dict most likely stands for.
 
     >>> _as_options({"epochs": 3, "--lr": 0.1, "v": True, "resume": False, "sizes": [1, 2]})
     ['--epochs', '3', '--lr', '0.1', '-v', '--sizes', '1', '2']
@@ -199,7 +199,7 @@ def _as_options(args: Mapping[Any, Any]) -> list[str]:
 
 
 def _word(name: str, value: Any) -> str:
-    """A value as the text that is meant by it."""
+    """Return a value as the word that it stands for on a command line."""
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, os.PathLike) and not isinstance(os.fspath(value), bytes):
@@ -224,7 +224,7 @@ def _as_number(name: str, number: Any) -> str | None:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of ``host:port`` or ``[::1]:port``. Raises JobError for anything else."""
+    """Return host and port of ``host:port`` or ``[::1]:port``; raise JobError for anything else."""
     host, _, port = text.rpartition(":")
     is_bare_ipv6 = ":" in host and not host.startswith("[")
     if not host or is_bare_ipv6 or not port.isdigit() or int(port) > 65535:

@@ -24,7 +24,7 @@ TASK_PARAMETERS = 3  # run(cluster, server, task_index)
 
 
 def function_script(function: Callable[..., Any], kwargs: Mapping[str, Any] | None = None) -> Script:
-    """A script that calls ``function``, with these keyword arguments.
+    """Return a script that calls ``function`` with these keyword arguments.
 
     Raises:
         ScriptError: it cannot be called so, or cannot be pickled.
@@ -59,7 +59,7 @@ def function_script(function: Callable[..., Any], kwargs: Mapping[str, Any] | No
 
 
 def without_arguments(function: Callable[..., Any]) -> list[str]:
-    """Names of parameters that nobody gives a value to, of a function that does not look at ``sys.argv`` either.
+    """Return the names of parameters that get no value, if the function does not read ``sys.argv`` either.
 
     >>> def train(rate=0.1):
     ...     return rate
@@ -75,7 +75,7 @@ def without_arguments(function: Callable[..., Any]) -> list[str]:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """The name of a function, or of the class of a callable object."""
+    """Return the name of a function, or of the class of a callable object."""
     inner = _innermost(function)
     for name in (getattr(inner, "__qualname__", None), getattr(inner, "__name__", None)):
         if isinstance(name, str):  # objects that answer to every name have others
@@ -104,7 +104,7 @@ def _signature(function: Callable[..., Any], name: str) -> inspect.Signature:
 
 
 def _required(signature: inspect.Signature) -> tuple[list[str], list[str]]:
-    """The parameters without a default: those by position, and those by keyword only."""
+    """Return the parameters without a default: the positional ones, and the keyword-only ones."""
     needed = [p for p in signature.parameters.values() if p.default is p.empty]
     positional = [p.name for p in needed if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return positional, [p.name for p in needed if p.kind == p.KEYWORD_ONLY]
@@ -127,7 +127,7 @@ def _check_keywords(name: str, signature: inspect.Signature, kwargs: Mapping[str
 def _cells_of(by_value: bytes) -> bytes:
     """Return names and texts of the cells that a pickled function comes from, by the names of their files.
 
-    Tracebacks name the cell, and TensorFlow compiles a function from its source.
+    They are needed as tracebacks name the cell, and TensorFlow compiles a function from its source.
     """
     known = {name: entry[2] for name, entry in linecache.cache.items() if len(entry) > 1}
     used = {name: "".join(lines) for name, lines in known.items() if name.encode() in by_value}

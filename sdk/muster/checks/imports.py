@@ -14,25 +14,25 @@ from typing import Any
 
 from muster.job import Script
 
-MOST = 500  # of one script
-MOST_FILES = 100  # of a project that are looked at
-OTHERS = sys.stdlib_module_names | {"muster"}  # that are not worth it, or must not be
+MOST = 500  # imports of one script
+MOST_FILES = 100  # files of a project to analyse
+OTHERS = sys.stdlib_module_names | {"muster"}  # modules that need not be imported beforehand, or must not be
 READING = ("get", "copy", "items", "keys", "values")  # methods of ``os.environ`` that leave it as it is
 TRAINING = Path(__file__).parents[1] / "training"
 
 
 def imports_of(script: Script | None, given: object = None) -> tuple[str, ...]:
-    """Return the modules that a script imports before it does anything else, with what it takes out of them.
+    """Return the modules that a script imports before it does anything else, with the attributes that it uses of them.
 
-    What comes behind its first statement of another kind is left out: that may set an environment variable, or a path,
-    which makes a difference to the imports behind it.
+    Imports after its first statement of another kind are left out: that may set an environment variable, or a path,
+    which affects the imports after it.
 
     Args:
         script: the script.
-        given: what the user gave as one, where that is a function.
+        given: the script as the user gave it, if that is a function.
 
     Returns:
-        ``module``, or ``module:attribute.attribute``, in the order of the script; nothing where its text is unknown.
+        ``module``, or ``module:attribute.attribute``, in the order of the script; nothing if its text is unknown.
     """
     try:
         tree = ast.parse(_text_of(script, given))
@@ -53,11 +53,11 @@ def imports_of(script: Script | None, given: object = None) -> tuple[str, ...]:
 
 
 class _Walk:
-    """A walk through the imports of a script, in the order in which they happen, up to what else it does.
+    """A walk through the imports of a script, in the order in which they happen, up to its first other action.
 
     Attributes:
-        found: modules, and what is taken out of them.
-        before: the script's own statements up to there.
+        found: modules, and the attributes used of them.
+        before: the script's own statements before that action.
         sets_variables: whether a module of the project sets environment variables.
     """
 
@@ -69,7 +69,7 @@ class _Walk:
         self._seen: set[Path] = set()
 
     def follow(self, body: list[ast.stmt], is_script: bool = True) -> bool:
-        """Follow some statements. Returns whether they did nothing but import and define."""
+        """Follow some statements; return whether they only import and define."""
         for node in body:
             inner = node.body if isinstance(node, ast.Try) else [node]
             if not all(map(_only_imports_or_defines, inner)):
@@ -103,7 +103,7 @@ class _Walk:
 
 
 def _only_imports_or_defines(node: ast.stmt) -> bool:
-    """Return whether a statement can make no difference to the imports behind it."""
+    """Return whether a statement cannot affect the imports after it."""
     if isinstance(node, (ast.Import, ast.ImportFrom, ast.Pass)):
         return True
     if isinstance(node, ast.FunctionDef):
@@ -131,7 +131,7 @@ def _sets_variable(node: ast.AST) -> bool:
 
 
 def _siblings(path: Path, body: list[ast.stmt]) -> list[str]:
-    """Modules of ``muster.training`` that another one of them imports."""
+    """Return the modules of ``muster.training`` that another one of them imports."""
     if path.parent != TRAINING:
         return []
     nodes = [node for node in body if isinstance(node, ast.ImportFrom) and node.level == 1]
@@ -140,7 +140,7 @@ def _siblings(path: Path, body: list[ast.stmt]) -> list[str]:
 
 
 def _own_file(name: str, folder: Path) -> Path | None:
-    """The file of a module of the project or of ``muster.training``; None where it is another's."""
+    """Return the file of a module of the project or of ``muster.training``; None for other modules."""
     parts = name.split(".")
     if parts[:2] == ["muster", "training"]:
         folder, parts = TRAINING, parts[2:]
@@ -170,7 +170,7 @@ def _innermost(function: Any) -> Any:
 
 
 def _modules_seen_by(function: Callable[..., Any]) -> dict[str, str]:
-    """The global names of a function that are modules."""
+    """Return the modules among a function's globals, by name."""
     inner = _innermost(function)
     code, seen = getattr(inner, "__code__", None), getattr(inner, "__globals__", {})
     used = {name: seen.get(name) for name in (code.co_names if code else ())}
@@ -178,7 +178,7 @@ def _modules_seen_by(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def _imported(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
-    """Modules that statements import, and the name that each then has, if it has one."""
+    """Yield the modules that statements import, each with the name that it is bound to, or an empty name."""
     for node in body:
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -191,7 +191,7 @@ def _imported(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
 
 
 def _chains(tree: ast.AST) -> Iterator[list[str]]:
-    """Names with the attributes that are taken of them, such as ``tf``, ``keras`` and ``layers``."""
+    """Yield names with the attributes that are accessed on them, such as ``tf``, ``keras`` and ``layers``."""
     for node in ast.walk(tree):
         chain: list[str] = []
         inner: ast.AST = node

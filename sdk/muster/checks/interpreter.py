@@ -34,7 +34,7 @@ print(json.dumps({"version": list(sys.version_info[:3]), "packages": {name: loca
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python interpreter: its path, its version, and where each package that was asked about is (None: nowhere)."""
+    """A Python interpreter: its path, its version, and the location of each requested package (None: not there)."""
 
     path: str
     version: tuple[int, ...]
@@ -46,7 +46,7 @@ class Interpreter:
 
 
 def probe(python: str, packages: Sequence[str] = ()) -> Interpreter:
-    """Ask an interpreter what it is, without importing any of ``packages``.
+    """Find out an interpreter's version and where its packages are, without importing any of ``packages``.
 
     Raises:
         InterpreterError: it is not there, cannot be run, or is older than Python 3.6.
@@ -120,7 +120,7 @@ def check(job: Job, requires: Sequence[str]) -> Interpreter:
 
 
 def _installation(python: str, missing: Sequence[str]) -> str:
-    """Return what installs packages for an interpreter. Horovod has to be compiled against its TensorFlow."""
+    """Return the command that installs packages for an interpreter; Horovod is compiled against its TensorFlow."""
     if "horovod" in missing:
         return (
             f"in Muster's folder {python} -m pip install '.[tensorflow,horovod-build]', then "
@@ -132,7 +132,7 @@ def _installation(python: str, missing: Sequence[str]) -> str:
 
 
 def question(python: str, job: Job, requires: Sequence[str]) -> list[str]:
-    """Return the command that asks an interpreter elsewhere what ``check_answers`` wants to know."""
+    """Return the command by which an interpreter elsewhere prints the facts that ``check_answers`` checks."""
     return [python, "-c", _PROBE, *_needed(job, requires)]
 
 

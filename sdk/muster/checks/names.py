@@ -1,4 +1,4 @@
-"""Names of arguments that a call does not have: which ones are meant by them."""
+"""Names of unknown arguments in a call, and the known ones that they stand for."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ OTHER_NAMES = {
     "wait": "block blocking background",
     "name": "run_name title job_name",
     "strategy": "backend method framework launcher",
-}  # what other tools call the same, by our name
-LIMITS_OF = {"run_timeout": "for the run", "timeout_seconds": "for its start"}  # where a name may be either
-NEAR = 0.8  # a name that is less like another one is more likely an argument of the script's
-NUMBERS = ("n_workers", "n_ps", "cpu", "memory", "nvidia_gpu")  # in whose position a script may stand by mistake
+}  # names in other tools, by Muster's name
+LIMITS_OF = {"run_timeout": "for the run", "timeout_seconds": "for its start"}  # for a name that may mean either
+NEAR = 0.8  # below this similarity to any known name it is more likely an argument of the script's
+NUMBERS = ("n_workers", "n_ps", "cpu", "memory", "nvidia_gpu")  # positions where a script may be given by mistake
 
 
 def right_names(name: str, known: Iterable[str]) -> list[str]:
-    """Return the known names that an unknown one most likely stands for; none where none is near.
+    """Return the known names that an unknown one most likely stands for; none if none is similar.
 
     >>> right_names("gpus", ["nvidia_gpu"]), right_names("nmae", ["name"]), right_names("rate", ["strategy"])
     (['nvidia_gpu'], ['name'], [])
@@ -53,10 +53,10 @@ def right_names(name: str, known: Iterable[str]) -> list[str]:
 
 
 def refuse_near(call: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse the first of these names that most likely stands for a known one.
+    """Raise CallError for the first of these names that most likely stands for a known one.
 
     Raises:
-        CallError: there is one; its advice is that other name.
+        CallError: there is one; its advice is the known name.
     """
     for name in names:
         right = right_names(name, known)
@@ -66,7 +66,7 @@ def refuse_near(call: str, names: Iterable[str], known: Iterable[str]) -> None:
 
 
 def refuse_parameters(call: str, names: Iterable[str], script: object) -> None:
-    """Refuse names that are parameters of the given function, which ``kwargs`` gives it.
+    """Raise CallError for names that are parameters of the given function, which ``kwargs`` should pass to it.
 
     Raises:
         CallError: there are such names.
@@ -78,12 +78,12 @@ def refuse_parameters(call: str, names: Iterable[str], script: object) -> None:
 
 
 def refuse_unknown(call: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse names that a call does not have: misspelt ones, and any others.
+    """Raise CallError for unknown argument names: misspelt ones, and any others.
 
     Args:
         call: what was called.
-        names: the unknown ones.
-        known: those that it has.
+        names: the unknown names.
+        known: the known names.
 
     Raises:
         CallError: there are such names.
@@ -99,7 +99,7 @@ def refuse_unknown(call: str, names: Iterable[str], known: Iterable[str]) -> Non
 
 
 def refuse_script_as_number(given: Mapping[str, Any]) -> None:
-    """Refuse a script that stands where a number belongs, as in ``run_cluster(2, train)``.
+    """Raise CallError for a script in the place of a number, as in ``run_cluster(2, train)``.
 
     Raises:
         CallError: there is one.
@@ -115,9 +115,9 @@ def refuse_script_as_number(given: Mapping[str, Any]) -> None:
 
 
 def bind(call: str, function: Callable[..., Any], refuse: Refuse, args: Any, kwargs: Any) -> inspect.BoundArguments:
-    """The arguments of a call of ``function`` by their names, after ``refuse`` has seen those that there are.
+    """Return the bound arguments of a call of ``function``, after ``refuse`` has checked those that were given.
 
-    Python itself would only say what is missing, and not what stands there in its place.
+    Python itself would only say what is missing, and not what was given in its place.
 
     Raises:
         CallError: an argument is missing, or is given twice, or there are too many; or what ``refuse`` raises.
@@ -134,7 +134,7 @@ def bind(call: str, function: Callable[..., Any], refuse: Refuse, args: Any, kwa
 
 
 def with_names_checked(refuse: Refuse) -> Callable[[Callable[Parameters, Returned]], Callable[Parameters, Returned]]:
-    """Have ``refuse`` see the arguments of each call of a function, also of one that lacks some."""
+    """Return a decorator that lets ``refuse`` check the arguments of each call, even if some are missing."""
 
     def decorate(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
         @functools.wraps(function)
@@ -148,7 +148,7 @@ def with_names_checked(refuse: Refuse) -> Callable[[Callable[Parameters, Returne
 
 
 def _parameters(script: object) -> list[str]:
-    """Names of the parameters of a function that a keyword may fill; none of anything else."""
+    """Return the names of a function's parameters that can be given by keyword; none for other objects."""
     try:
         parameters = inspect.signature(script).parameters.values() if callable(script) else ()
     except (TypeError, ValueError):

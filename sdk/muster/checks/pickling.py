@@ -1,4 +1,4 @@
-"""The pickle of a function by value, and where it cannot be made, what of the function is in the way."""
+"""Pickling of a function by value, and the search for the part of it that cannot be pickled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHELL = "get_ipython"  # what !commands and %magics become in a cell
 
 
 def pickled(function: Callable[..., Any], name: str) -> bytes:
-    """The pickle of a function.
+    """Return the pickle of a function.
 
     Args:
         name: of the function, for errors.
@@ -70,7 +70,7 @@ def _with_filename(code: CodeType) -> tuple[Any, ...]:
 
 
 def _in_the_way(function: Any, seen: set[int]) -> str:
-    """Name the part of a function that cannot be pickled; empty where none alone is to blame."""
+    """Return the name of the part of a function that cannot be pickled; empty if no single part is to blame."""
     seen.add(id(function))
     for what, value in _parts(function):
         if id(value) in seen or _can_be_pickled(value):
@@ -83,7 +83,7 @@ def _in_the_way(function: Any, seen: set[int]) -> str:
 
 
 def _parts(function: Any) -> Iterator[tuple[str, Any]]:
-    """The parts that are pickled with a function, each with its name in words; empty for the function in a partial."""
+    """Yield the parts that are pickled with a function, each after its name; that of a partial's function is empty."""
     if isinstance(function, functools.partial):
         yield from ((f"its argument {name!r}", value) for name, value in function.keywords.items())
         yield from ((f"its argument number {number}", value) for number, value in enumerate(function.args, 1))
@@ -102,7 +102,7 @@ def _parts(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _global_names(code: CodeType) -> dict[str, None]:
-    """Names of globals that code reads, also in functions inside it, in their order."""
+    """Return the names of globals that code, or a function inside it, reads, in order."""
     names = {i.argval: None for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -19,7 +19,7 @@ SCRIPTS = "scripts"  # folder of the library that has a script from outside the 
 
 
 def job_by_places(job: Job, project: Project | None = None) -> Job:
-    """The same job for workers that share no files: its folder is in the project, and so is its script.
+    """Return the job for workers that share no files: its folder is in the project, and so is its script.
 
     Args:
         job: the job.
@@ -40,7 +40,7 @@ def job_by_places(job: Job, project: Project | None = None) -> Job:
 
 
 def facts_by_places(facts: Facts, project: Project) -> Facts:
-    """The same facts with folders of the project named by its place where scripts import from them."""
+    """Return the facts with folders of the project that scripts import from named by the project's symbol."""
     here = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     given = facts.environment["PYTHONPATH"].split(os.pathsep)
     found = [folder if is_symbolic(folder) else _by_place(folder, project) or folder for folder in given]
@@ -50,7 +50,7 @@ def facts_by_places(facts: Facts, project: Project) -> Facts:
 
 
 def script_to_send(job: Job, project: Project) -> Path | None:
-    """The job's script where it is none of the project's files; None where it is, or is no Python file."""
+    """Return the job's script if it is not among the project's files; None if it is, or is not a Python file."""
     script = job.script
     if script is None or script.kind != "file" or project.inside(script.target) is not None:
         return None
@@ -58,7 +58,7 @@ def script_to_send(job: Job, project: Project) -> Path | None:
 
 
 def _by_place(folder: str, project: Project) -> str:
-    """The path of a folder as it is on workers; empty if it is not in the project."""
+    """Return the path of a folder on workers, by symbol; empty if it is not in the project."""
     inside = project.inside(folder) if folder else None
     if inside is None:
         return ""

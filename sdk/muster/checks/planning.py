@@ -1,4 +1,4 @@
-"""Around a plan: the facts it is made from, a preview that starts nothing, and its record."""
+"""Planning of a run: the facts that a plan is made from, a preview that starts nothing, and a plan's record."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from muster.strategies.base import Facts, Strategy
 from muster.text.arguments import Argument, ArgumentText, listed
 
 MAX_WORKERS = 10_000
-JOINED = {"PYTHONPATH"}  # what is given becomes a part of it
+JOINED = {"PYTHONPATH"}  # variables that the user's value becomes a part of
 OF_MUSTER = re.compile(
     r"(MUSTER_(RUN_ID|WORKER|ROLE|INDEX|SCRATCH|REPORT|RUN_DIR|RESULTS|TENSORBOARD)|TMPDIR|IPYTHONDIR)$"
 )
@@ -33,11 +33,11 @@ OF_LAUNCHER = re.compile(r"(HOROVOD_|OMPI_COMM_WORLD_|PMI_)((LOCAL|CROSS)_)?(RAN
 
 
 def member_names(job: Job, strategy: Strategy) -> list[tuple[str, str, int]]:
-    """Name, role and index of every worker, in launch order.
+    """Return name, role and index of every worker, in launch order.
 
     Raises:
-        JobError: the numbers make no sense, or the job does not fit the strategy.
-        ResourceError: nobody could be given such resources.
+        JobError: a number is invalid, or the job does not fit the strategy.
+        ResourceError: the resources are invalid.
     """
     for name, number, least in (("n_workers", job.n_workers, 1), ("n_ps", job.n_ps, 0)):
         if not least <= whole_number(name, number) <= MAX_WORKERS:
@@ -53,7 +53,7 @@ def member_names(job: Job, strategy: Strategy) -> list[tuple[str, str, int]]:
 
 
 def _check_servers(job: Job, roles: Mapping[str, int]) -> None:
-    """Refuse resources of parameter servers that nobody could be given, or where there are no such servers."""
+    """Raise JobError for invalid resources of parameter servers, or if there are no parameter servers."""
     if job.ps_resources is None:
         return
     job.ps_resources.check("ps_")
@@ -70,7 +70,7 @@ def _check_servers(job: Job, roles: Mapping[str, int]) -> None:
 
 
 def _check_texts(job: Job) -> None:
-    """Refuse what no process could be given. Values are not repeated: they may be secret."""
+    """Raise JobError for arguments and variables that no process can be given, without values, which may be secret."""
     for name, value in job.env.items():
         if not name or "=" in name or "\0" in name + value:
             raise JobError(
@@ -89,13 +89,13 @@ def make_facts(
     probed: object = None,
     by_places: bool = False,
 ) -> Facts:
-    """Everything that planning needs and that does not depend on the workers.
+    """Return everything that planning needs and that does not depend on the workers.
 
     Args:
         run_dir: the run's folder, which has the run's id as its name.
-        scratch: the folder that goes when the run ends.
-        library: where the workers find what is shipped to them; by default in the scratch folder.
-        probed: what the strategy's ``probe`` found.
+        scratch: the folder that is removed when the run ends.
+        library: folder of the files that are shipped to workers; by default in the scratch folder.
+        probed: the result of the strategy's ``probe``.
         by_places: whether plans name places by symbols, which each agent resolves, as workers share no files.
     """
     library = library or scratch / "lib"
@@ -126,7 +126,7 @@ def make_facts(
 
 
 def preview(job: Job, strategy: Strategy, probed: object, *, project: Project | None = None, **known: Any) -> Plan:
-    """The plan for this job with placeholders for what only a launch would tell. Starts and writes nothing.
+    """Return the plan for this job with placeholders for facts that only a launch tells; start and write nothing.
 
     Args:
         probed: what the strategy's ``probe`` found.
@@ -146,7 +146,7 @@ def preview(job: Job, strategy: Strategy, probed: object, *, project: Project | 
 
 
 def overridden(plan: Plan, given: Mapping[str, str]) -> list[str]:
-    """Return the environment variables of the user's that no process gets as they were given."""
+    """Return the user's environment variables that no process gets with the given value."""
     environments = [process.env for _, _, process in plan.starts()]
     return [
         name
@@ -158,7 +158,7 @@ def overridden(plan: Plan, given: Mapping[str, str]) -> list[str]:
 
 
 def describe(plan: Plan, job: Job) -> dict[str, Any]:
-    """The plan as plain data to be recorded or printed, without the values of the user's environment variables.
+    """Return a plan as plain data to be recorded or printed, without the values of the user's environment variables.
 
     Places that it names by symbols are in angle brackets, such as ``<library>``.
     """
@@ -167,7 +167,7 @@ def describe(plan: Plan, job: Job) -> dict[str, Any]:
 
 
 def _named(data: Any) -> Any:
-    """The same with symbols of places in angle brackets."""
+    """Return plain data with the symbols of places replaced by their names in angle brackets."""
     if isinstance(data, str):
         return re.sub("\0(.*?)\0", r"<\1>", data) if "\0" in data else data
     if isinstance(data, dict):
@@ -197,14 +197,14 @@ def _describe(plan: Plan, job: Job) -> dict[str, Any]:
 
 
 def command_line(plan: Plan) -> str:
-    """Return shell commands to paste: the launcher's, else the command of each worker, a line each."""
+    """Return shell commands to paste: the launcher's, or else each worker's, one a line."""
     if plan.starter:
         return shlex.join(plan.starter.argv)
     return "\n".join(f"# {name}\n{shlex.join(process.argv)}" for name, process in plan.processes.items())
 
 
 def describe_job(job: Job, strategy: Strategy) -> dict[str, Any]:
-    """The job as plain data to be recorded, with the names of the user's environment variables but not their values."""
+    """Return a job as plain data to be recorded, with the names, but not the values, of the user's variables."""
     script = job.script
     return {
         "name": job.name,
@@ -223,13 +223,13 @@ def describe_job(job: Job, strategy: Strategy) -> dict[str, Any]:
 
 
 def _resources(job: Job) -> dict[str, Any]:
-    """Return what each worker is given, and each parameter server where there are any."""
+    """Return the resources of each worker, and of each parameter server if there are any."""
     servers = {"ps_resources": asdict(job.resources_of(SERVER))} if job.n_ps else {}
     return {"resources": asdict(job.resources), **servers}
 
 
 def _in_common(environments: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """The variables that all of several processes have alike; none of a single one."""
+    """Return the variables that are the same in all of several processes; none for a single process."""
     if len(environments) < 2:
         return {}
     first, *others = environments
