@@ -1,4 +1,4 @@
-"""Checks of Horovod for what the script uses of it: known traps, its extensions, and an allreduce of two ranks."""
+"""Checks of the parts of Horovod that a script uses: known traps, its extensions, and an allreduce of two ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BUILD_AGAIN = (
 
 
 def modules_of(imported: Sequence[str]) -> list[str]:
-    """The modules of Horovod that a script needs, by what it imports; those with the collectives first."""
+    """Return the modules of Horovod that a script needs, given its imports; those with the collectives first."""
     wanted = [name for name in (*COLLECTIVES, *KERAS) if any(f"{found}.".startswith(f"{name}.") for found in imported)]
     has_collectives = any(name in COLLECTIVES for name in wanted)
     return wanted if has_collectives else [COLLECTIVES[0], *wanted]
@@ -43,7 +43,7 @@ def traps(imported: Sequence[str], keras: str, env: Mapping[str, str]) -> Iterat
 
 
 def try_allreduce(checked: CheckedRun, imported: Sequence[str]) -> Iterator[Finding]:
-    """Two ranks of the worker's interpreter on this machine import what the script does, and add up a number."""
+    """Yield the finding of a test: two ranks on this machine import the script's Horovod modules, and add a number."""
     job = checked.job
     modules = modules_of(imported)
     command = [job.python, "-c", ALLREDUCE.read_text(), *modules]
@@ -81,7 +81,7 @@ def _answer(output: str, errors: str) -> dict[str, Any]:
 
 
 def _kill_rest(group: int) -> None:
-    """End ranks that wait for one that has ended."""
+    """Kill the remaining ranks, which may wait for one that has ended."""
     try:
         os.killpg(group, signal.SIGKILL)
     except ProcessLookupError:

@@ -1,12 +1,11 @@
-"""Run in the worker's interpreter (``python -c``): whether it compiles a script, and has what the script imports.
+"""Check, run in the worker's interpreter (``python -c``), that a script compiles and its imports can be found.
 
     SCRIPT FOLDER      FOLDER comes first on the path when the script runs
 
-Prints JSON: ``problem``, of a file that does not compile; ``missing``, what is imported and not there; ``needed``, the
-packages that are imported in any case; ``imported``, what is imported of Horovod and of Muster; and ``keras``, the
-version of the Keras that is there. Imports are read, not run; those of files in the script's own folder are followed.
-It is certain that one fails where it is run in any case and nothing touches ``sys.path``. Python 3.6 syntax, standard
-library only.
+Prints JSON: ``problem``, of a file that does not compile; ``missing``, imports that cannot be found; ``needed``, the
+packages that are imported in any case; ``imported``, the imports of Horovod and Muster; and ``keras``, the version of
+the installed Keras. Imports are read, not run; those of files in the script's own folder are followed. A missing import
+is certain to fail if it is run in any case, and no file touches ``sys.path``. Python 3.6 syntax, standard library only.
 """
 
 import ast
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 GUARDS = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
-SHIPPED = "training"  # of Muster's own modules, the one that workers get
+SHIPPED = "training"  # the only subpackage of Muster that workers get
 
 
 def main(script: str, folder: str) -> "dict[str, Any]":
@@ -69,7 +68,7 @@ def main(script: str, folder: str) -> "dict[str, Any]":
 
 
 def version_of(package: str) -> str:
-    """The version of an installed package; empty where there is none, or an old Python cannot tell."""
+    """Return the version of an installed package; empty if it is not installed, or an old Python cannot tell."""
     try:
         from importlib import metadata
 
@@ -84,7 +83,7 @@ def is_sys_path(node: ast.AST) -> bool:
 
 
 def is_there(names: "list[str]") -> bool:
-    """Return whether a module can be found, going by the first of its names: the others would mean importing that."""
+    """Return whether the first package in a module's name can be found; to look further would mean to import it."""
     if names[0] == "muster":
         return names[1:2] in ([], [SHIPPED])
     try:
@@ -94,7 +93,7 @@ def is_there(names: "list[str]") -> bool:
 
 
 def files_of(names: "list[str]", folder: str) -> "list[str]":
-    """The files in a folder that importing a module runs: those of the packages around it, and its own."""
+    """Return the files in a folder that are run when a module is imported: its packages' and its own."""
     paths = [os.path.join(folder, *names[:count]) for count in range(1, len(names) + 1)]
     candidates = [file for path in paths for file in (path + ".py", os.path.join(path, "__init__.py"))]
     return [file for file in candidates if os.path.isfile(file)]
@@ -103,7 +102,7 @@ def files_of(names: "list[str]", folder: str) -> "list[str]":
 class ImportFinder(ast.NodeVisitor):
     """Finds the imports of a module: their names, their lines, and whether they are run in any case.
 
-    Those whose failure is caught, or that are there for type checkers alone, count as none.
+    Imports whose failure is caught, or that are for type checkers only, are left out.
 
     Args:
         is_certain: whether the module itself is run in any case.
@@ -114,12 +113,12 @@ class ImportFinder(ast.NodeVisitor):
         self._is_certain = is_certain
 
     def visit_Import(self, node: ast.Import) -> None:
-        """``import a.b``."""
+        """Record the modules of ``import a.b``."""
         for alias in node.names:
             self.found.append((alias.name.split("."), node.lineno, self._is_certain))
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        """``from a import b``, but not ``from . import b``: a package's own."""
+        """Record the modules of ``from a import b``, but not of the relative ``from . import b``."""
         if node.level == 0 and node.module:
             for alias in node.names:
                 self.found.append((node.module.split(".") + [alias.name], node.lineno, self._is_certain))
@@ -134,7 +133,7 @@ class ImportFinder(ast.NodeVisitor):
             self._visit_within(handler, False)
 
     def visit_With(self, node: ast.With) -> None:
-        """Skip what is within ``with suppress(ImportError):``, which catches as well."""
+        """Skip the body of ``with suppress(ImportError):``, which catches import errors, too."""
         if not any(_names(item.context_expr) & GUARDS for item in node.items):
             self.generic_visit(node)
 
@@ -158,7 +157,7 @@ class ImportFinder(ast.NodeVisitor):
 
 
 def _names(node: "ast.AST | None") -> "set[Any]":
-    """All names in an expression; that of a bare ``except`` is BaseException."""
+    """Return all names in an expression; for a bare ``except``, BaseException."""
     if node is None:
         return {"BaseException"}
     return {getattr(part, "id", getattr(part, "attr", None)) for part in ast.walk(node)}

@@ -1,6 +1,6 @@
-"""Run on every worker (``python -c``): writes down what the worker has, and waits until it is stopped.
+"""Program that runs on every worker (``python -c``): writes facts about the worker to a file, and waits to be stopped.
 
-Standard library only and Python 3.6 syntax: any interpreter that trains runs it.
+Standard library only and Python 3.6 syntax, as any training interpreter may run it.
 """
 
 import importlib.util
@@ -16,9 +16,9 @@ INSTALLED = re.compile(r"([\w.]+)-(\d[\w.!+]*?)(-py\d.*)?\.(dist|egg)-info$")
 
 
 def packages() -> "dict[str, str]":
-    """The version of each installed distribution, the one first on the path where there are several.
+    """Return the version of each installed distribution; the first on the path, if there are several.
 
-    What setuptools has brought along for itself, and puts on the path when it is imported, is not installed.
+    The distributions that setuptools vendors, and puts on the path when it is imported, do not count.
     """
     found: "dict[str, str]" = {}
     for folder in sys.path:
@@ -32,18 +32,18 @@ def packages() -> "dict[str, str]":
 
 
 def compiled_anew() -> "list[str]":
-    """The large packages that every process compiles anew: nothing compiled is there, and none is to be kept."""
+    """Return the large packages without compiled files that every process compiles anew, as Python is to write none."""
     return [name for name in LARGE if sys.dont_write_bytecode and is_uncompiled(name)]
 
 
 def is_uncompiled(package: str) -> bool:
-    """Return whether a package is there as source alone."""
+    """Return whether a package is installed without compiled files."""
     spec = importlib.util.find_spec(package)
     return bool(spec and spec.cached and not os.path.exists(spec.cached))
 
 
 def main() -> None:
-    """Write down what the worker has, and wait."""
+    """Write the facts about the worker to a file, and wait."""
     path = os.path.join(os.environ["MUSTER_RESULTS"], os.environ["MUSTER_WORKER"] + ".json")
     facts = {
         "missing": [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None],

@@ -21,11 +21,11 @@ class Finding:
     """One finding of a check.
 
     Attributes:
-        level: ``ok``; ``warning``, with which a run may still do what it should; ``error``, with which it fails.
-        check: what was looked at, in a word.
+        level: ``ok``; ``warning``, if a run may still work; ``error``, if it will fail.
+        check: name of the check, one word.
         text: what was found.
-        fix: what fixes it.
-        worker: which worker it is about; None for all, or for the session.
+        fix: how to fix it.
+        worker: name of the worker that it is about; None for all, or for the session.
         details: longer material, such as the end of a log.
     """
 
@@ -38,12 +38,12 @@ class Finding:
 
     @classmethod
     def of_error(cls, check: str, error: MusterError, fix: str = "") -> Finding:
-        """Return the finding for an error that a launch would raise; ``fix`` is the fix where the error knows none."""
+        """Return the finding for an error that a launch would raise; ``fix`` is used if the error has no advice."""
         return cls("error", check, error.message, error.advice or fix, error.worker, error.details or "")
 
 
 class Report:
-    """Everything that was found. It shows itself as a table, in a terminal by ``rich.print`` and below a cell."""
+    """All findings. They are displayed as a table, in a terminal by ``rich.print``, and in notebooks."""
 
     def __init__(self, findings: Iterable[Finding]) -> None:
         self.findings = tuple(findings)
@@ -58,7 +58,7 @@ class Report:
         return [finding for finding in self.findings if finding.check == check]
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain data."""
+        """Return the report as plain data."""
         return {"is_fine": self.is_fine, "findings": [asdict(finding) for finding in self.findings]}
 
     def __rich__(self) -> Table:
