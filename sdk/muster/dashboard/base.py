@@ -11,7 +11,7 @@ from muster.events import Event
 
 
 class Dashboard(Protocol):
-    """An observer that shows what it is told, until ``close``. It may be called from any thread."""
+    """An observer that shows a run's events, until ``close``. It may be called from any thread."""
 
     def __call__(self, event: Event) -> None:
         """Take one event into account."""
@@ -41,11 +41,11 @@ class Shown(Protocol):
 
 @dataclass(frozen=True)
 class Controls:
-    """Actions that a viewer of a run can take; None where one cannot be done from here.
+    """Actions that a viewer of a run can take; None for those that cannot be done from this process.
 
     Attributes:
-        stop: asks it to end, without waiting for that. Raises MusterError where nobody answers.
-        stacks: the Python stacks of all ranks right now. Raises MusterError as well.
+        stop: asks the run to end, without waiting for that; raises MusterError if the run does not answer.
+        stacks: returns the present Python stacks of all ranks; raises MusterError as well.
         is_own: whether the run ends with this session, and an interrupt of this session ends it.
     """
 

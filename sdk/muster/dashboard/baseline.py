@@ -1,4 +1,4 @@
-"""Speed of one worker alone, against which that of several is measured."""
+"""Speed of a single worker, with which the speed of several is compared."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from muster.events.data import RunRequested
 from muster.records.lookup import list_runs
 from muster.records.runs import Run
 
-MAX_RUNS = 50  # so many of the newest recorded runs are looked through
-SAME = ("script", "strategy", "args", "resources", "python")  # of a job, for its speed to be comparable
+MAX_RUNS = 50  # newest recorded runs to search
+SAME = ("script", "strategy", "args", "resources", "python")  # fields in which comparable jobs agree
 
 
 def rate_of_one_worker(job: Mapping[str, Any]) -> float | None:
-    """Examples per second of the newest recorded run of the same job on one worker; None where there is none."""
+    """Return the examples per second of the newest recorded run of the same job on one worker; None without one."""
     if (job.get("n_workers") or 1) < 2 or not job.get("script"):
         return None
     for run in islice(list_runs(), MAX_RUNS):

@@ -17,10 +17,10 @@ class Point(NamedTuple):
 
 
 class Curve:
-    """The history of one metric, thinned out evenly once it has more than ``limit`` points. The newest always stays.
+    """The history of one metric, thinned out evenly at more than ``limit`` points. The newest point always stays.
 
-    It follows one source, the one with the lowest key: the values of several ranks in turn would only zigzag. Where the
-    steps go back, as training does to a checkpoint, what comes takes the place of what was there.
+    It follows one source, the one with the lowest key, as the alternating values of several ranks would only zigzag. If
+    the steps go back, as when training resumes from a checkpoint, new points replace those of the same steps.
     """
 
     def __init__(self, limit: int = CURVE_POINTS) -> None:
@@ -34,18 +34,18 @@ class Curve:
 
     @property
     def seen(self) -> tuple[int, int]:
-        """A mark that ``since`` goes on from: how often it has begun anew, and how many points it was given since."""
+        """A mark for ``since``: how often the curve has begun anew, and how many points it has been given since."""
         return self._sources, self._count
 
     @property
     def points(self) -> list[Point]:
-        """The points that are left, oldest first."""
+        """The points that have been kept, oldest first."""
         if self.last is None or (self._kept and self._kept[-1] is self.last):
             return list(self._kept)
         return [*self._kept, self.last]
 
     def since(self, seen: tuple[int, int]) -> list[Point]:
-        """The points that are left of those added after a mark of this source, oldest first."""
+        """Return the kept points of those added after a mark of this source, oldest first."""
         first = -(-seen[1] // self._stride)  # points[i] was the i * stride-th to be added
         points = self._kept[first:]
         if self.last is not None and seen[1] < self._count and not (points and points[-1] is self.last):
@@ -53,7 +53,7 @@ class Curve:
         return points
 
     def add(self, source: tuple[Any, ...], point: Point) -> bool:
-        """Append a point, unless it comes from a source other than the one that is followed; return whether it did."""
+        """Append a point unless it is from another source than the followed one; return whether it was appended."""
         if self._source is None or source < self._source:
             self._source, self._kept, self._stride, self._count = source, [], 1, 0
             self._sources += 1

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from muster import events
 
-STILL_SECONDS = 10.0  # without a step, beyond STILL_STEPS of them, after which nobody knows when it will be done
+STILL_SECONDS = 10.0  # without a step, plus the time of STILL_STEPS steps, from which on the time left is unknown
 STILL_STEPS = 5
-BEHIND, STEPS_BEHIND = 0.02, 1  # the part of the work, and the steps, that one may lack and keep up with another
+BEHIND, STEPS_BEHIND = 0.02, 1  # part of the work, and steps, that a process may be behind without counting as slow
 RATE_SECONDS = 10.0  # examples per second are an average over about so long
 
 
@@ -17,10 +17,10 @@ RATE_SECONDS = 10.0  # examples per second are an average over about so long
 class ProcessProgress:
     """Progress of one process: the numbers it last reported, and how fast it takes examples.
 
-    A script that has ever said that it is at step 0 counts from 0: its step 59 is the sixtieth; likewise epochs. One
-    that falls back by more than half of its steps begins them anew: ``earlier`` are those of all the times before.
-    ``began`` is when it first told what part of its work was done, and that part; ``moved`` when that last changed, and
-    ``moves`` how often it has.
+    A script that has ever reported step 0 counts from 0: its step 59 is the sixtieth; likewise epochs. If its step
+    falls by more than half, it has begun to count anew: ``earlier`` is the number of steps before that. ``began`` is
+    the time of the first report from which the part of the work done is known, and that part; ``moved`` is when the
+    part last changed, and ``moves`` how often it has.
     """
 
     step: int | None = None
@@ -39,36 +39,36 @@ class ProcessProgress:
 
     @property
     def has_begun(self) -> bool:
-        """True if the script has told how far it is."""
+        """True if the script has reported a step or an epoch."""
         return self.step is not None or self.epoch is not None
 
     @property
     def steps_done(self) -> int | None:
-        """Steps done, of the epoch where there are epochs; None where the script did not say."""
+        """Number of steps done, in the epoch if there are epochs; None if the script did not report it."""
         is_one_behind = self.counts_from_zero and self.step is not None and self.step < (self.steps or 0)
         return self.step + 1 if self.step is not None and is_one_behind else self.step
 
     @property
     def fraction(self) -> float | None:
-        """Part of the work that is done, 0 to 1; None where the script did not say how much there is."""
+        """Part of the work that is done, 0 to 1; None if the script did not report how much there is."""
         within = _part(self.steps_done, self.steps)
         if not self.epochs:
             return within
         return None if self.epoch_now is None else _part(self.epoch_now - 1 + (within or 0.0), self.epochs)
 
     def order(self) -> tuple[float, float]:
-        """Return a sort key that puts first what is furthest back."""
+        """Return a sort key by which the process that is furthest behind comes first."""
         return (self.fraction or 0.0, self.total_step or 0.0)
 
     @property
     def has_told_its_end(self) -> bool:
-        """True unless it has last told of an epoch before the last one; where there are none, of a step before that."""
+        """True unless its last report was of an epoch, or without epochs of a step, before the last one."""
         if self.epochs:
             return (self.epoch_now or 0) >= self.epochs
         return not self.steps or (self.steps_done or 0) >= self.steps
 
     def is_well_behind(self, other: ProcessProgress) -> bool:
-        """Return whether it lacks so much of what another has done that it is no chance."""
+        """Return whether it is further behind another process than by chance."""
         if self.total_step is not None and other.total_step is not None:
             steps = other.total_step - self.total_step
             if steps <= STEPS_BEHIND:
@@ -79,7 +79,7 @@ class ProcessProgress:
 
     @property
     def position(self) -> str:
-        """Position in the largest unit that the script told, such as ``epoch 2/5``."""
+        """Position in the largest unit that the script reported, such as ``epoch 2/5``."""
         if self.epoch is not None and self.epochs:
             return f"epoch {self.epoch_now}/{self.epochs}"
         if self.step is None:
@@ -88,7 +88,7 @@ class ProcessProgress:
 
     @property
     def epoch_now(self) -> int | None:
-        """The epoch under way, counted from 1; None where the script did not say."""
+        """The epoch under way, counted from 1; None if the script did not report it."""
         if self.epoch is None or not self.counts_epochs_from_zero:
             return self.epoch
         return self.epoch + 1 if self.epoch < (self.epochs or self.epoch + 1) else self.epoch
@@ -101,7 +101,7 @@ class ProcessProgress:
         return None if self.step is None else self.earlier + self.step
 
     def update(self, when: float, data: events.Progress) -> None:
-        """Take what one report says; what it leaves out stays as it was."""
+        """Take the values of one report; those that it leaves out stay as they were."""
         before = self.fraction
         if self.step is not None and data.step is not None and 2 * data.step < self.step:
             is_within = self.steps is not None and self.step <= self.steps
@@ -120,9 +120,9 @@ class ProcessProgress:
             self.moved, self.moves = when, self.moves + 1
 
     def time_left(self, now: float) -> float | None:
-        """Seconds until the work is done, if it goes on as it has gone since it began; None where that says nothing.
+        """Return the seconds until the work is done, at the average pace since it began; None if that is unknown.
 
-        It says nothing of a process that has not moved for much longer than its steps have taken.
+        It is unknown, too, if the process has made no progress for much longer than its steps have taken.
         """
         fraction = self.fraction
         if self.began is None or fraction is None or fraction <= self.began[1] or now <= self.began[0]:

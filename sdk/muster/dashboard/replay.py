@@ -1,4 +1,4 @@
-"""The last view of a recorded run, made anew from its events and the ends of its logs."""
+"""The last view of a recorded run, rebuilt from its events and the ends of its logs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from muster.records.runs import Run
 
 
 def untold_end(run: Run) -> Event:
-    """Return the end of a run whose journal does not tell it, as that of a lost run."""
+    """Return the event for the end of a run whose journal has none, such as a lost run."""
     result = run.result or {"reason": f"{LOST_REASON[0].upper()}{LOST_REASON[1:]}.", "advice": LOST_ADVICE}
     data = RunEnded(run.status, *(result.get(name) for name in ("reason", "advice", "error")))
     return Event.of(data, result.get("worker"), run.started_at + run.seconds)
