@@ -1,4 +1,4 @@
-"""Values that prompts and notebooks show as people read them: texts line by line, stacks in order, lists as tables."""
+"""Values with a readable display at prompts and in notebooks: texts line by line, stacks in order, lists as tables."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Table(list[T]):
     HEADING: tuple[str, ...] = ()
 
     def cells(self, item: T) -> Sequence[str]:
-        """Return what the columns show of one."""
+        """Return the texts of an item's row, one for each column."""
         raise NotImplementedError
 
     @overload

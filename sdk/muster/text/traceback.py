@@ -1,4 +1,4 @@
-"""Errors as a notebook shows them: the line of the user's that led to one, and its message."""
+"""Display of errors in a notebook: the lines of the user's code that led to one, and its message."""
 
 from __future__ import annotations
 
