@@ -414,13 +414,20 @@ class _Elsewhere(_Location):
         with self._lock:
             self._stop_timer()
             self._runs += 1
+        try:
+            self._await_workers()
+        except BaseException:
+            self.end()
+            raise
+
+    def _await_workers(self) -> None:
+        """Wait a while for workers that are being replaced. Raise JobError if the pool is closed meanwhile."""
         deadline = time.monotonic() + BACK_SECONDS
         while self.why_closed is None and time.monotonic() < deadline:  # on this thread, so that Ctrl-C ends it
             if all(worker.status is Status.RUNNING for worker in self._workers() or ()) and self._cluster.status:
                 return
             time.sleep(BACK_POLL)
         if self.why_closed is not None:
-            self.end()
             raise JobError(f"This pool is closed{self.why_closed}.", advice="muster.pool(...) makes another one")
 
     def end(self) -> None:

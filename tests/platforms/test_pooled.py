@@ -237,6 +237,21 @@ def test_a_pool_whose_last_run_failed_gives_its_workers_back_too() -> None:
     pool.close()
 
 
+def test_a_pool_whose_run_is_interrupted_before_it_begins_gives_its_workers_back_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(self: object) -> None:
+        raise KeyboardInterrupt
+
+    pool = muster.pool(1, memory=0.5, platform=isolated(), dashboard=False, idle_minutes=0.03)
+    with monkeypatch.context() as patch:  # as Ctrl-C does while the pool waits for a worker that is replaced
+        patch.setattr("muster.worker_pool._Elsewhere._await_workers", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(pool)
+    eventually(lambda: "closed, as it was not used" in repr(pool), "it is closed", timeout=30)
+    pool.close()
+
+
 def test_a_pool_that_is_closed_by_another_thread_stops_its_run() -> None:
     told: list[BaseException] = []
     made = muster.pool(1, memory=0.5, platform=isolated(), dashboard=False)
