@@ -121,3 +121,20 @@ def test_a_process_that_does_not_catch_the_signal_is_not_sent_it(worker: Launche
     worker.send("stacks")
     assert "does not catch the signal" in worker.session.wait_for("stacks")["text"]
     assert not is_gone(pid)
+
+
+def test_a_scratch_folder_that_is_gone_ends_no_worker(worker: Launched) -> None:  # noqa: F811
+    pid = run_program(
+        worker,
+        """
+        import os, shutil, time
+        shutil.rmtree(os.environ["MUSTER_SCRATCH"])
+        print("up", flush=True)
+        time.sleep(600)
+        """,
+    )
+    worker.send("stacks")
+    worker.send("ping", number=1)
+    worker.session.wait_for("clock")
+    assert not worker.session.received("error")
+    assert not is_gone(pid)

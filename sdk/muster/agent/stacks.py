@@ -32,7 +32,11 @@ SILENT = "Process {} does not answer: it is stuck, and does not catch the signal
 def ask_for_stacks(loop: Loop, scratch: str, on_stacks: "Callable[[int, str], object]") -> None:
     """Ask all processes for their stacks, and call ``on_stacks(pid, text)`` for each a moment later."""
     own = set(linux.descendants(os.getpid(), linux.snapshot()))
-    for name in os.listdir(scratch):
+    try:
+        names = os.listdir(scratch)
+    except OSError:  # a script may have removed the folder: nobody is there to be asked
+        return
+    for name in names:
         pid = int(name[len(PREFIX) :]) if name.startswith(PREFIX) and name[len(PREFIX) :].isdigit() else 0
         if pid in own:
             _ask(loop, pid, os.path.join(scratch, name), on_stacks)
