@@ -241,6 +241,12 @@ def test_a_run_that_is_asked_for_the_time_left_knows_it_once_it_has_moved() -> N
     assert view.efficiency == pytest.approx(0.8)
 
 
+def test_a_run_that_is_ending_has_no_time_left() -> None:
+    events = training(seconds=26)
+    ending = replace(events[-1], kind="run_phase", worker=None, data={"phase": "ending"})
+    assert view_of([*events, ending]).time_left is None, "its workers have been stopped"
+
+
 def test_a_run_that_hangs_has_no_time_left() -> None:
     events = training(seconds=26)  # a step each second
     last = events[-1].time - events[0].time

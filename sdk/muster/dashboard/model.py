@@ -176,7 +176,8 @@ class RunView:
     def time_left(self) -> float | None:
         """Seconds until the worker that is furthest back is done, if it goes on like this; None where unknown."""
         slowest = self.slowest
-        return slowest.time_left(self.clock()) if slowest and self.status == "running" else None
+        goes_on = self.status == "running" and self.phase != "ending"
+        return slowest.time_left(self.clock()) if slowest and goes_on else None
 
     @property
     def efficiency(self) -> float | None:
