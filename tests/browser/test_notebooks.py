@@ -198,8 +198,11 @@ def test_what_is_saved_while_it_runs_is_a_picture_and_a_page_without_its_kernel_
     for said in (run, f"As it was on {time.strftime('%Y-')}", f"muster show {run}"):
         assert said in output.data["text/html"]
 
+    page.set_viewport_size({"width": 1280, "height": 460})  # lower than the card: the stacks are below its table
     page.get_by_role("button", name="Where does it hang?").click()
     expect(page.locator(".muster-stacks summary")).to_have_count(3, timeout=10_000)
+    expect(page.locator(".muster-stacks summary").last).to_be_in_viewport()
+    page.set_viewport_size({"width": 1280, "height": 900})
     expect(page.locator(".muster-stacks summary").first).to_contain_text("train.py")
 
     page.evaluate(f"() => {{ window.restart = {CURRENT}.context.sessionContext.restartKernel(); }}")

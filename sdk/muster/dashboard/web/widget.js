@@ -148,7 +148,7 @@ class View {
     this.hang.disabled = true;
     this.send({ ask: "stacks" });
     this.stacks.hidden = false;
-    this.stacks.replaceChildren(make("div", "muster-muted", "All ranks are asked …"));
+    this.fillStacks(make("div", "muster-muted", "All ranks are asked …"));
     const busy = () => this.showStacks({
       error: `The kernel is busy with a cell. In a terminal: muster stacks ${this.store.run.run_id}`,
     });
@@ -164,13 +164,19 @@ class View {
     const close = make("button", "muster-button", "Close", { type: "button" });
     close.addEventListener("click", () => { this.stacks.hidden = true; });
     const taken = new Date().toLocaleTimeString("en-GB");
-    this.stacks.replaceChildren(
+    this.fillStacks(
       make("div", "muster-bar", [make("strong", "", "Where every rank is"), make("span", "muster-muted", taken), close]),
       ...(error ? [make("div", "", error)] : []),
       ...(!error && !found.length ? [make("div", "muster-muted", "No rank runs, or none has answered.")] : []),
       ...found.map(([name, text]) => make("details", "", [make("summary", "", `${name}: ${whereIs(text)}`), make("pre", "", text)])),
       ...(ended.length ? [make("div", "muster-muted", `Ended: ${ended.join(", ")}.`)] : []),
     );
+  }
+
+  // The button is above the table and the stacks are below it, often out of sight.
+  fillStacks(...parts) {
+    this.stacks.replaceChildren(...parts);
+    this.stacks.scrollIntoView({ block: "nearest" });
   }
 
   // Hears the session's pulse. What is known of a run whose session is silent is old, and is shown as that.
