@@ -268,9 +268,12 @@ def test_lines_that_went_from_an_open_log_come_again_where_they_are_scrolled_to(
     notebook = open_notebook(lab, run_cell().replace("train.py", "steady.py"))
     notebook.run()
     expect(page.locator(".muster-body")).to_contain_text("line 999", timeout=30_000)
+    page.set_viewport_size({"width": 1280, "height": 500})  # lower than the card: the log is below its table
     page.click(".muster-body >> text=worker-1")
     log = page.locator(".muster-log pre")
     expect(log).to_contain_text("line 999")
+    expect(log).to_be_in_viewport(ratio=0.9)
+    page.set_viewport_size({"width": 1280, "height": 900})
     (lab.root / "go").touch()
     expect(log).to_contain_text("line 59999\nall said", timeout=30_000)
     note = page.locator(".muster-log .muster-muted")

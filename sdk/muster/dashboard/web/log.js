@@ -40,6 +40,12 @@ class Log {
     setText(this.title, worker ?? "");
     setText(this.note, "…");
     setText(this.text, "");
+    if (worker != null) this.comeIntoSight();
+  }
+
+  // The worker that was clicked on is in a table above it, which may be as high as the window.
+  comeIntoSight() {
+    this.element.scrollIntoView({ block: "nearest" });
   }
 
   // Marks are places in the file where a line begins, each with the index of that line among those that are here.
@@ -57,6 +63,7 @@ class Log {
     if (worker !== this.worker) return;
     this.isAll = isAll;
     const atEnd = fresh || this.isAtEnd();
+    const isFirst = fresh && !this.lines.length && !this.unfinished;
     if (fresh) this.begin(worker, start, before);
     else if (line != null) this.marks.push([line, this.lines.length + (line > start ? 1 : 0)]);
     const lines = (this.unfinished + text).split("\n");
@@ -64,6 +71,7 @@ class Log {
     this.lines.push(...lines.map(ended));
     if (atEnd && !this.search.value) this.drop(LIVE_LINES);
     this.paint(atEnd);
+    if (isFirst) this.comeIntoSight();
     if (this.lines.length > MOST_LINES) this.changeAbove(() => this.drop(MOST_LINES));
   }
 
