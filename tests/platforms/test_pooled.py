@@ -75,7 +75,7 @@ def pool() -> Iterator[Pool]:
 
 def holders(pool: Pool) -> list[int]:
     """Process ids of the agents that hold the pool's workers."""
-    cluster = pool._place._cluster  # type: ignore[attr-defined]
+    cluster = pool._location._cluster  # type: ignore[attr-defined]
     return sorted(cluster._execution.orchestrator.state.agents.values())
 
 
@@ -347,7 +347,7 @@ def test_a_pool_that_nobody_uses_gives_its_workers_back() -> None:
 
 
 def test_a_pool_that_was_stopped_from_elsewhere_says_so(pool: Pool) -> None:
-    held = pool._place._cluster.run_id  # type: ignore[attr-defined]
+    held = pool._location._cluster.run_id  # type: ignore[attr-defined]
     muster.open_run(held).stop()
     with pytest.raises(
         JobError,
