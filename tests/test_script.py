@@ -426,3 +426,28 @@ def test_keyword_arguments_that_do_not_fit_are_refused(folder: Path, given: Any,
 def test_the_name_of_a_script_is_short(folder: Path) -> None:
     assert make_script("train.py").name == "train"
     assert make_script("json.tool").name == "tool"
+
+
+def test_a_link_to_what_is_gone_is_not_proposed_in_its_own_place(folder: Path) -> None:
+    (folder / "dead.py").symlink_to(folder / "gone.py")
+    with pytest.raises(ScriptError, match="does not exist") as caught:
+        make_script("dead.py")
+    assert caught.value.advice is None or "dead.py" not in caught.value.advice
+
+
+def test_a_package_is_run_by_its_main_file_as_python_does_it(folder: Path) -> None:
+    package = folder / "trained_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    with pytest.raises(ScriptError, match="package trained_package has no __main__.py"):
+        make_script("trained_package", module=True)
+    (package / "__main__.py").write_text("print(1)\n")
+    assert make_script("trained_package", module=True).kind == "module"
+    (package / "__init__.py").write_text("def run(cluster, server, task_index): ...\n")
+    assert make_script("trained_package", module=True).is_task
+
+
+def test_a_module_that_is_not_found_is_looked_for_by_its_whole_path(folder: Path) -> None:
+    with pytest.raises(ScriptError, match="neither a file nor a module") as caught:
+        make_script("absent_package.deep", module=True)
+    assert caught.value.advice == "run it from the folder that has absent_package/deep.py, or give the file's path"

@@ -183,9 +183,9 @@ def _from_module(name: str, python: str) -> Script:
             advice=_dotted(name)
             or (INTERPRETER if PYTHON.fullmatch(name) else None)
             or _similar(Path.cwd() / f"{name}.py")
-            or f"run it from the folder that has {name.split('.')[0]}.py, or give the file's path",
+            or f"run it from the folder that has {name.replace('.', '/')}.py, or give the file's path",
         )
-    return Script("module", name, is_task=location.endswith(".py") and _has_task(Path(location)))
+    return Script("module", name, is_task=location.endswith(".py") and _module_has_task(name, Path(location)))
 
 
 def _module_elsewhere(name: str) -> Script:
@@ -197,7 +197,7 @@ def _module_elsewhere(name: str) -> Script:
     except InterpreterError:  # a package around it needs what only workers have
         location = None
     is_here = location is not None and location.endswith(".py")
-    return Script("module", name, is_task=is_here and _has_task(Path(str(location))))
+    return Script("module", name, is_task=is_here and _module_has_task(name, Path(str(location))))
 
 
 def _dotted(name: str) -> str | None:
@@ -211,11 +211,30 @@ def _dotted(name: str) -> str | None:
     return " or ".join(filter(None, [module, file])) or None
 
 
+def _module_has_task(name: str, path: Path) -> bool:
+    """Return whether a module has a task. A package without one is run by its ``__main__.py``, as by ``python -m``."""
+    if path.name != "__init__.py":
+        return _has_task(path)
+    if _defines_task(_compiled(path)):
+        return True
+    main = path.with_name("__main__.py")
+    if not main.is_file():
+        raise ScriptError(
+            f"The package {name} has no __main__.py to run.", advice=f"one of its modules, as {name}.train"
+        )
+    _has_task(main)
+    return False
+
+
 def _has_task(path: Path) -> bool:
-    """Return whether the file defines ``run(cluster, server, task_index)`` at its top level."""
+    """Return whether the file defines ``run(cluster, server, task_index)`` at its top level. Refuse an empty one."""
     tree = _compiled(path)
     if not tree.body:
         raise ScriptError(f"{path} has nothing to run.", advice="save it, if it is open in an editor")
+    return _defines_task(tree)
+
+
+def _defines_task(tree: ast.Module) -> bool:
     return any(
         isinstance(node, ast.FunctionDef)
         and node.name == "run"
@@ -295,5 +314,5 @@ def _namesakes(name: str, folder: Path) -> Iterator[Path]:
     for root, folders, files in itertools.islice(os.walk(folder), MOST_FOLDERS):
         depth = len(Path(root).relative_to(folder).parts)
         folders[:] = sorted(f for f in folders if not f.startswith((".", "__"))) if depth < 2 else []
-        if name in files:
+        if name in files and Path(root, name).is_file():  # not a link to what is gone
             yield Path(root, name)
