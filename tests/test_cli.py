@@ -323,6 +323,12 @@ class TestRun:
         assert printed["status"] == "refused"
         assert words in printed["reason"]
 
+    def test_json_advises_in_words_of_the_command_line(self, script: str) -> None:
+        result = muster("run", "-p", "hosts", "-s", "processes", script, "--json")
+        advice = json.loads(result.stdout)["advice"]
+        assert advice.startswith("--hosts such as")
+        assert f"Try: {advice}" in result.stderr
+
     @pytest.mark.parametrize(
         ("words", "warning"),
         [

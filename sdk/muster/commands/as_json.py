@@ -13,10 +13,11 @@ from muster.errors import MusterError
 from muster.events import metrics_to_json
 from muster.events.data import Note
 from muster.records.first_step import first_step
-from muster.records.record import LOST_ADVICE, LOST_REASON
+from muster.records.record import LOST_REASON
 from muster.records.runs import Run
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Write = Callable[[str], str]  # of a text that names arguments, as the command line has them
 
 PRINTED = "muster.json_printed"  # in a command's context, once its document is out
 OUTCOME = ("timings", "metrics", "exit_codes", "error", "reason", "advice", "worker")
@@ -29,19 +30,22 @@ def dump(data: Any) -> str:
     return json.dumps(data, indent=2, default=str, allow_nan=False)
 
 
-def with_errors(command: Command) -> Command:
+def with_errors(write: Write) -> Callable[[Command], Command]:
     """Have a command that takes ``--json`` print an error as JSON, too, where it has printed nothing else."""
 
-    @functools.wraps(command)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return command(*args, **kwargs)
-        except MusterError as error:
-            if kwargs["json_wanted"] and not click.get_current_context().meta.get(PRINTED):
-                click.echo(dump(refusal(error)))
-            raise
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return command(*args, **kwargs)
+            except MusterError as error:
+                if kwargs["json_wanted"] and not click.get_current_context().meta.get(PRINTED):
+                    click.echo(dump(refusal(error, write)))
+                raise
 
-    return cast(Command, run)
+        return cast(Command, run)
+
+    return decorate
 
 
 def echo(data: Any) -> None:
@@ -50,13 +54,13 @@ def echo(data: Any) -> None:
     click.echo(dump(data))
 
 
-def refusal(error: MusterError) -> dict[str, Any]:
-    """An error for which there is no run to tell of."""
+def refusal(error: MusterError, write: Write) -> dict[str, Any]:
+    """An error for which there is no run to tell of, in the words of ``write``."""
     return {
         "status": "refused",
         "error": type(error).__name__,
-        "reason": error.message,
-        "advice": error.advice,
+        "reason": write(error.message),
+        "advice": error.advice and write(error.advice),
         "worker": error.worker,
         "details": error.details,
     }
@@ -69,14 +73,15 @@ def summary(run: Run) -> dict[str, Any]:
     return {**facts, **times, "path": str(run.run_dir)}
 
 
-def outcome(run: Run) -> dict[str, Any]:
-    """Return the outcome of a run, or what is known of one that still runs."""
+def outcome(run: Run, write: Write) -> dict[str, Any]:
+    """Return the outcome of a run, or what is known of one that still runs, in the words of ``write``."""
     from muster.dashboard.replay import replay
 
-    result = run.result or ({"reason": LOST_REASON, "advice": LOST_ADVICE} if run.status == "lost" else {})
+    result = run.result or ({"reason": LOST_REASON} if run.status == "lost" else {})
     return {
         **summary(run),
         **{name: result.get(name) for name in OUTCOME},
+        "advice": write(run.advice) or None,
         "metrics": metrics_to_json(result["metrics"]) if "metrics" in result else None,
         "notes": [event.data.text for event in run.events() if isinstance(event.data, Note)],
         "workers": [
@@ -89,9 +94,9 @@ def outcome(run: Run) -> dict[str, Any]:
     }
 
 
-def explanation(run: Run, write: Callable[[str], str]) -> dict[str, Any]:
+def explanation(run: Run, write: Write) -> dict[str, Any]:
     """Return what failed first in a run and why, in the words of ``write``, or what its first step had to wait for."""
-    facts = outcome(run)
+    facts = outcome(run, write)
     del facts["workers"]
     details = (run.result or {}).get("details")
     return {

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from muster.commands import as_json
-from muster.commands.run import course_options, job_options, make_request
+from muster.commands.run import as_options, course_options, job_options, make_request
 from muster.commands.script_command import ScriptCommand
 from muster.job import SERVER
 from muster.security.ssh import SSH_PORT
@@ -21,7 +21,7 @@ from muster.security.ssh import SSH_PORT
 @click.option(
     "--submission", "submission_wanted", is_flag=True, help="Only what the platform's backend would be given, as it is."
 )
-@as_json.with_errors
+@as_json.with_errors(as_options)
 def plan(json_wanted: bool, submission_wanted: bool, quiet: bool, **options: Any) -> None:
     """Show what `muster run` would start, and start nothing.
 

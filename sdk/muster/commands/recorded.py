@@ -173,7 +173,7 @@ def _until(run: Run) -> str:
 @click.command()
 @click.argument("run", default="last", shell_complete=completion.run_ids)
 @click.option("--json", "json_wanted", is_flag=True, help="As JSON.")
-@as_json.with_errors
+@as_json.with_errors(as_options)
 def explain(run: str, json_wanted: bool) -> None:
     """Say what failed first in RUN, why, and what to try.
 
@@ -193,7 +193,7 @@ def explain(run: str, json_wanted: bool) -> None:
     help="Write one page instead, which needs nothing else, with the ends of the logs in it.",
 )  # fmt: skip
 @click.option("--json", "json_wanted", is_flag=True, help="As JSON.")
-@as_json.with_errors
+@as_json.with_errors(as_options)
 def show(run: str, html: Path | None, json_wanted: bool) -> None:
     """Show RUN as it ended, or live while it runs.
 
@@ -211,7 +211,7 @@ def show(run: str, html: Path | None, json_wanted: bool) -> None:
         )
     opened = lookup.open_run(run)
     if json_wanted:
-        as_json.echo(as_json.outcome(opened))
+        as_json.echo(as_json.outcome(opened, as_options))
     elif html is not None:
         from muster.dashboard.html_page import html_page
 

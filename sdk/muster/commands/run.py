@@ -219,11 +219,31 @@ def make_request(
     )
 
 
+def as_options(text: str) -> str:
+    """Return ``text`` with the arguments of ``run_cluster`` that it names as the options of ``muster run``.
+
+    >>> as_options(ArgumentText(Argument("memory", 4.0), ", or a longer ", Argument("timeout_seconds")))
+    '--memory 4, or a longer --timeout'
+    """
+    return text.write(_as_option) if isinstance(text, ArgumentText) else text
+
+
+def _as_option(argument: Argument) -> str:
+    parameter = next((known for known in run.get_params(click.Context(run)) if known.name == argument.name), None)
+    if parameter is None:  # nothing that the command line can say
+        return argument.as_python()
+    option = max(parameter.opts, key=len) if isinstance(parameter, click.Option) else parameter.human_readable_name
+    value = f"{argument.value:g}" if isinstance(argument.value, float) else argument.value
+    if isinstance(value, list):  # words of the script's own
+        return shlex.join(map(str, value))
+    return option if value is None or value is True or value == "" else f"{option} {shlex.quote(str(value))}"
+
+
 @click.command(cls=ScriptCommand)
 @job_options
 @course_options
 @click.option("--json", "json_wanted", is_flag=True, help="Print what came out as JSON, and nothing else but errors.")
-@as_json.with_errors
+@as_json.with_errors(as_options)
 def run(quiet: bool, json_wanted: bool, **options: Any) -> None:
     """Run SCRIPT on a cluster of workers and wait until it has ended.
 
@@ -269,7 +289,7 @@ def run(quiet: bool, json_wanted: bool, **options: Any) -> None:
         finally:
             dashboard.close()
             if json_wanted and cluster.run_id:
-                as_json.echo(as_json.outcome(Run(cluster.run_dir)))
+                as_json.echo(as_json.outcome(Run(cluster.run_dir), as_options))
 
 
 def _detach(checked: CheckedRun, *, quiet: bool, json_wanted: bool) -> None:
@@ -295,26 +315,6 @@ def _without_cause(dashboard: Dashboard) -> Observer:
         dashboard(event)
 
     return show
-
-
-def as_options(text: str) -> str:
-    """Return ``text`` with the arguments of ``run_cluster`` that it names as the options of ``muster run``.
-
-    >>> as_options(ArgumentText(Argument("memory", 4.0), ", or a longer ", Argument("timeout_seconds")))
-    '--memory 4, or a longer --timeout'
-    """
-    return text.write(_as_option) if isinstance(text, ArgumentText) else text
-
-
-def _as_option(argument: Argument) -> str:
-    parameter = next((known for known in run.get_params(click.Context(run)) if known.name == argument.name), None)
-    if parameter is None:  # nothing that the command line can say
-        return argument.as_python()
-    option = max(parameter.opts, key=len) if isinstance(parameter, click.Option) else parameter.human_readable_name
-    value = f"{argument.value:g}" if isinstance(argument.value, float) else argument.value
-    if isinstance(value, list):  # words of the script's own
-        return shlex.join(map(str, value))
-    return option if value is None or value is True or value == "" else f"{option} {shlex.quote(str(value))}"
 
 
 @contextmanager
