@@ -13,6 +13,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -729,3 +730,34 @@ def test_a_recorded_run_can_be_awaited() -> None:
         return str((await make("x", result=SUCCEEDED)).status)
 
     assert asyncio.run(main()) == "succeeded"
+
+
+@pytest.fixture
+def unprivileged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home for records, and no rights beyond those of its owner."""
+    uid = os.geteuid()
+    for arguments in (["runs"], ["show", "absent"]):
+        CliRunner().invoke(main, arguments)  # imports what they need, which others may be unable to read
+    with tempfile.TemporaryDirectory() as around:
+        monkeypatch.setenv("MUSTER_HOME", around)
+        if uid == 0:
+            os.chown(around, 65534, -1)
+            os.seteuid(65534)
+        try:
+            yield Path(around)
+        finally:
+            os.seteuid(uid)
+
+
+def test_folders_that_may_not_be_looked_into_hide_no_other_runs(unprivileged: Path) -> None:
+    other, closed = make("other", result={"status": "succeeded"}), make("closed")
+    closed.run_dir.chmod(0)
+    shown = CliRunner().invoke(main, ["runs"])
+    assert shown.exit_code == 0
+    assert other.run_id in shown.stdout
+    shown = CliRunner().invoke(main, ["show", closed.run_id])
+    assert (shown.exit_code, "There is no run" in shown.stderr) == (2, True)
+    (unprivileged / "runs").chmod(0)
+    shown = CliRunner().invoke(main, ["runs"])
+    (unprivileged / "runs").chmod(0o700)
+    assert (shown.exit_code, "cannot be read: Permission denied" in shown.stderr) == (2, True)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import fnmatch
+import logging
 import os
 import re
 import time
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from muster.agent.removal import remove_folder
 from muster.errors import JobError, RunNotFound, without_inner_frames
@@ -17,6 +20,8 @@ from muster.records.sessions import has_begun
 from muster.text.arguments import ArgumentText, Command
 from muster.text.cleaning import clean
 from muster.text.shown import Table
+
+logger = logging.getLogger(__name__)
 
 STATUSES = ("running", "succeeded", "failed", "stopped", "lost")
 LIKE = 0.6  # similarity to the given name from which on an id is suggested
@@ -46,6 +51,7 @@ def list_runs(
 
     Raises:
         JobError: ``limit`` is not a number of runs, or there is no such status.
+        RunNotFound: the folder of the runs cannot be read.
     """
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
         raise JobError(f"limit is {limit!r}; it must be a whole number.", advice="name or status choose among runs")
@@ -53,13 +59,32 @@ def list_runs(
     unknown = [repr(one) for one in wanted if one not in STATUSES]
     if unknown:
         raise JobError(f"There is no status {', '.join(unknown)} of runs.", advice=f"one of {', '.join(STATUSES)}")
-    runs = [Run(muster_home() / "runs" / run_id) for run_id in run_ids()]
+    runs = _readable_runs()
     chosen = [
         run
         for run in sorted(runs, key=lambda run: (run.started_at, run.run_id), reverse=True)
         if (name is None or fnmatch.fnmatchcase(run.name, name)) and (status is None or run.status in wanted)
     ]
     return Runs(chosen[:limit])
+
+
+def _readable_runs() -> list[Run]:
+    """Return the recorded runs, but for those in folders that this user may not look into, which it warns of."""
+    folder = muster_home() / "runs"
+    try:
+        ids = run_ids()
+    except OSError as error:
+        raise RunNotFound(
+            f"The runs in {folder} cannot be read: {error.strerror}.", advice="MUSTER_HOME= a folder of your own"
+        ) from error
+    runs = [Run(folder / run_id) for run_id in ids if _may_be_entered(folder / run_id)]
+    if len(runs) < len(ids):
+        logger.warning("%s: %d runs there cannot be read: %s", folder, len(ids) - len(runs), os.strerror(errno.EACCES))
+    return runs
+
+
+def _may_be_entered(folder: Path) -> bool:
+    return os.access(folder, os.R_OK | os.X_OK, effective_ids=True)
 
 
 @without_inner_frames
