@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from muster.agent.removal import OWNER
-from muster.records import sessions
+from muster.records import scratch, sessions
 from muster.records.scratch import sweep
 
 GONE = {"pid": 1 << 22, "started": 1}  # no process has that id
@@ -79,3 +81,17 @@ def test_folders_of_sessions_that_were_killed_before_they_could_say_whose_they_a
         os.utime(folder, (1.0, 1.0))
     sweep(tmp_path)
     assert [folder.exists() for folder in (empty, full, new, named)] == [False, True, True, True]
+
+
+def test_a_folder_that_cannot_be_claimed_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claimed: list[Path] = []
+
+    def full(folder: Path) -> None:
+        claimed.append(folder)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(scratch, "claim", full)
+    with pytest.raises(OSError, match="No space"):
+        scratch.make_scratch()
+    assert [folder.exists() for folder in claimed] == [False]

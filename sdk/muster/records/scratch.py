@@ -31,7 +31,11 @@ def make_scratch() -> Path:
     """
     sweep()
     path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_temporary_folder()))
-    claim(path)
+    try:
+        claim(path)
+    except BaseException:
+        remove_folder(path)
+        raise
     return path
 
 
