@@ -17,6 +17,7 @@ from muster.errors import (
     WorkerLost,
     WorkerOutOfMemory,
 )
+from muster.failure.advice import advice_on_loss
 from muster.failure.causes import Failure, FailureKind, alike, root_cause
 from muster.failure.diagnosis import did_not_come_up, explain, not_up, stalled, workers_missing
 from muster.failure.logs import mark_attempt, tail
@@ -289,3 +290,14 @@ def test_what_earlier_attempts_have_printed_is_no_end_of_a_log(tmp_path: Path) -
         file.write("second\n")
     assert tail(log) == "second"
     assert log.read_text().splitlines()[1:] == ["--- attempt 2 ---", "second"]
+
+
+@pytest.mark.parametrize(
+    ("why", "advice"),
+    [
+        ("Resource temporarily unavailable", "ulimit -u"),
+        ("no such file or directory", "the working directory are there"),
+    ],
+)
+def test_advice_on_a_program_that_cannot_be_started_follows_the_reason(why: str, advice: str) -> None:
+    assert advice in advice_on_loss(f"cannot start python: python: {why}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import re
 import signal
 from collections.abc import Mapping
@@ -140,6 +142,8 @@ def advice_on_signal(number: int | None, is_python: bool = True) -> str:
 
 def advice_on_loss(text: str) -> str:
     """Return what to try after a worker is gone, given the reason in words."""
+    if "cannot start" in text and os.strerror(errno.EAGAIN).lower() in text.lower():
+        return "allow more processes on its machine (ulimit -u), or end some that run there; or start fewer workers"
     if "cannot start" in text:
         return "see that the interpreter and the working directory are there on the worker, and that it may run them"
     if "has not come back" in text:
