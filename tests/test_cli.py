@@ -373,6 +373,8 @@ class TestRun:
     def test_interrupted_is_130_and_leaves_nothing(self, number: int, tmp_path: Path) -> None:
         (tmp_path / "hang.py").write_text("import time\nprint('hangs', flush=True)\ntime.sleep(60)\n")
         program = """
+import signal
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which is ignored where these tests run under nohup
 from muster.commands import main as cli
 from muster.strategies import STRATEGIES
 STRATEGIES["parameter_server"] = "plain:Plain"

@@ -67,7 +67,7 @@ def test_a_daemon_that_is_stopped_takes_its_containers_along(docker: Docker) -> 
     eventually(lambda: running.logs("worker-0") + running.logs("worker-1") == started, "both have started", timeout=60)
     docker.stop()
     try:
-        with pytest.raises(WorkerLost, match=r"worker-\d was (lost|taken away)"):
+        with pytest.raises(WorkerLost, match=r"worker-(\d was|0 and worker-1 were) (lost|taken away)"):
             running.wait()
     finally:
         docker.start()

@@ -142,7 +142,9 @@ def _words_of_loss(failure: Failure) -> tuple[FailureKind, str]:
 def _lost_together(failure: Failure, others: Sequence[Failure]) -> str:
     """Return a message that several workers were lost at once, for the same reason."""
     names = join_names(sorted({str(one.worker) for one in (failure, *others)}))
-    return f"{names} {GONE[failure.kind][1].replace('was', 'were')}: {failure.message or AGENT_LEFT}"
+    why = failure.message or AGENT_LEFT
+    why = f"; of each, {why}" if why.startswith("its ") else f": {why}"  # which is said of one worker
+    return f"{names} {GONE[failure.kind][1].replace('was', 'were')}{why}"
 
 
 def _ties_text(failure: Failure, ties: Sequence[Failure], alike: int) -> str:
