@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import ipaddress
 import itertools
 import os
 import socket
+import tarfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +20,7 @@ from muster.platforms.containers.engine import candidates, connect
 from muster.platforms.containers.images import outermost, own_folders, tiny_archive
 from muster.platforms.containers.network import free_subnet
 from muster.platforms.containers.refusals import REFUSALS
-from muster.platforms.containers.worker import container_name, gpu_options, outcome
+from muster.platforms.containers.worker import ContainerSetting, archive, container_name, gpu_options, outcome
 from muster.platforms.refusals import find_refusal, in_words
 from muster.platforms.session_guard import is_orphaned, owner
 
@@ -114,6 +116,16 @@ def test_the_tiny_image_is_the_same_each_time() -> None:
 def test_names_of_containers_are_names_that_engines_take(tmp_path: Path) -> None:
     spec = Run(tmp_path, run_id="mein lauf/ü", scratch=tmp_path).spec("ps-1", generation=2)
     assert container_name(spec) == "muster-mein_lauf__-ps-1.2"
+
+
+@pytest.mark.parametrize("has_agent", [True, False])
+def test_an_archive_of_files_has_nothing_after_its_end(tmp_path: Path, has_agent: bool) -> None:
+    setting = ContainerSetting("image", "python3", "network", [], [], has_agent, "", {}, (0, 0), 1 << 20)
+    packed = archive(Run(tmp_path, scratch=tmp_path / "scratch").spec(), setting)
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        last = tar.getmembers()[-1]
+    blocks = -(-last.size // tarfile.BLOCKSIZE) + 2  # those of its content, and the two that end the archive
+    assert len(packed) == last.offset_data + blocks * tarfile.BLOCKSIZE
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,9 @@ def archive(spec: WorkerSpec, setting: ContainerSetting) -> bytes:
             tar.addfile(folder(f"{HOME}/agent".lstrip("/"), 0o755, setting.owner))
             for source in sorted(AGENT.glob("*.py")):
                 tar.addfile(*file(f"{HOME}/agent/{source.name}".lstrip("/"), source.read_bytes(), 0o644, setting.owner))
-    return packed.getvalue()
+        end = packed.tell() + 2 * tarfile.BLOCKSIZE
+    # Without the padding after the two blocks that end an archive: Podman may stop reading before it, and then fails.
+    return packed.getvalue()[:end]
 
 
 def places_of(spec: WorkerSpec) -> dict[str, str]:
