@@ -236,9 +236,9 @@ def test_workers_that_are_lost_together_are_told_as_one_loss(tmp_path: Path) -> 
         "worker-0, worker-1 and worker-2 were lost: The guard is gone. "
         "Within 0 ms worker-3 failed; nothing tells which of them came first."
     )
-    first, *rest = (replace(one, message="its connection ended") for one in (gone, *others))
-    told = explain(first, tmp_path, ties=rest).message
-    assert told == "worker-0, worker-1 and worker-2 were lost; of each, its connection ended"
+    cut = replace(gone, message="its connection ended")
+    told = explain(cut, tmp_path, ties=[replace(cut, worker=name) for name in ("worker-10", "worker-2")]).message
+    assert told == "worker-1, worker-2 and worker-10 were lost; of each, its connection ended"
 
 
 ADVICE = [

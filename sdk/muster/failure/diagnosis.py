@@ -141,7 +141,8 @@ def _words_of_loss(failure: Failure) -> tuple[FailureKind, str]:
 
 def _lost_together(failure: Failure, others: Sequence[Failure]) -> str:
     """Return a message that several workers were lost at once, for the same reason."""
-    names = join_names(sorted({str(one.worker) for one in (failure, *others)}))
+    workers = {str(one.worker) for one in (failure, *others)}
+    names = join_names(sorted(workers, key=lambda name: (len(name), name)))  # worker-2 before worker-10
     why = failure.message or AGENT_LEFT
     why = f"; of each, {why}" if why.startswith("its ") else f": {why}"  # which is said of one worker
     return f"{names} {GONE[failure.kind][1].replace('was', 'were')}{why}"
