@@ -21,7 +21,8 @@ MACHINE = Path(__file__).open("rb")  # noqa: SIM115 - open as long as the proces
 TURN = Path(__file__).with_name("conftest.py").open("rb")  # noqa: SIM115
 # What takes longest comes first, and what is short fills the gaps at the end.
 FIRST = ("tests/notebooks/", "tests/browser/", "tests/test_demo.py", "tests/test_benchmarks.py", "tests/faults/")
-# One engine for them all; and what containers leave on this machine is looked for after each test.
+# One engine for them all; and what containers leave on this machine is looked for after each test. Never two Podmans at
+# once: each chooses the names of its bridges by those that it sees, and two choose the same.
 SHARED = {
     "tests/platforms/test_contract.py": "containers",
     "tests/platforms/test_containers.py": "containers",
@@ -29,7 +30,9 @@ SHARED = {
     "tests/platforms/test_containers_engine.py": "containers",
     "tests/platforms/test_containers_training.py": "containers",
     "tests/platforms/test_detached.py": "containers",
+    "tests/platforms/test_pools_elsewhere.py": "containers",
     "tests/platforms/test_recovery.py": "containers",
+    "tests/platforms/test_worker_image.py": "containers",
     "tests/platforms/kubernetes/test_contract.py": "kubernetes",
     "tests/platforms/kubernetes/test_disruptions.py": "kubernetes",
     "tests/platforms/kubernetes/test_inside.py": "kubernetes",
