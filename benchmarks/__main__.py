@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks.measuring import BESIDE, FOLDER, KEPT, RESULTS, Unavailable, described, run, table, write_json
 
-OF_NETWORKS = ("network_schemes", "network_servers")  # each with a table of its own, and a picture
-SUMMARIES = {"hostile": "benchmarks.hostile", "chaos": "benchmarks.chaos.__main__"}  # each with a table of its own
+OF_NETWORKS = ("network_schemes", "network_servers")  # each has its own table, and a picture
+SUMMARIES = {"hostile": "benchmarks.hostile", "chaos": "benchmarks.chaos.__main__"}  # each has its own table
 OF_ATTACKS = tuple(SUMMARIES)
 NAMES = (
     "import_time",
@@ -75,9 +75,12 @@ def main() -> int:
 
 
 def update_figures(page: Path) -> int:
-    """Keep the last full results, and put their tables between the page's markers."""
+    """Write the last full results to results.json, and their tables between the page's markers.
+
+    Returns an exit status: 1 if there are no results, or a marker is missing.
+    """
     kept = {result["benchmark"]: result for result in (json.loads(KEPT.read_text()) if KEPT.exists() else [])}
-    known = (*NAMES, "chaos")  # which is no benchmark, but has figures
+    known = (*NAMES, "chaos")  # chaos is not a benchmark, but it has figures
     kept |= {name: json.loads(path.read_text()) for name in known if (path := RESULTS / f"{name}.json").exists()}
     results = [kept[name] for name in known if name in kept]
     if not results:
@@ -96,7 +99,7 @@ def update_figures(page: Path) -> int:
 
 
 def as_kept(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result with medians and quartiles only."""
+    """Return a result without the values of the single turns."""
 
     def without_turns(figure: Any) -> Any:
         if not isinstance(figure, Mapping):
@@ -133,7 +136,7 @@ def draw_pictures() -> int:
 
 
 def between_markers(text: str, name: str, content: str) -> str:
-    """The text with the content, and nothing else, between the two markers of that name."""
+    """Return the text with ``content``, and nothing else, between the two markers of this name."""
     begin, end = BEGIN.format(name), END.format(name)
     before, _, rest = text.partition(begin)
     return f"{before}{begin}\n{content}\n{end}{rest.partition(end)[2]}"

@@ -1,4 +1,4 @@
-"""The floor of everything that trains with Horovod: horovodrun as a person starts it, on hosts that are up already."""
+"""The floor of all benchmarks with Horovod: horovodrun, started by hand on hosts that are up already."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ PidFile none
 
 @dataclass(frozen=True)
 class Hosts:
-    """Some hosts that take ranks over ssh."""
+    """Hosts on which horovodrun starts ranks over ssh."""
 
     folder: Path
     addresses: Sequence[str]
 
     def horovodrun(self, *command: str) -> None:
-        """Run a command on all of them, one rank each."""
+        """Run a command with one rank on each host."""
         hosts = ",".join(f"{address}:1" for address in self.addresses)
         self._run("-np", str(len(self.addresses)), "-H", hosts, *command)
 
     def horovodrun_elastic(self, ranks: int, discovery: Path, *command: str) -> None:
-        """Run a command in elastic mode, with so many ranks on the hosts that the program ``discovery`` names."""
+        """Run a command in elastic mode, with this many ranks, on the hosts that the program ``discovery`` prints."""
         number = str(ranks)
         limits = ("-np", number, "--min-np", number, "--max-np", number)
         self._run(*limits, "--host-discovery-script", str(discovery), *command)
@@ -80,7 +80,7 @@ class Hosts:
 
 @contextlib.contextmanager
 def hosts(count: int) -> Iterator[Hosts]:
-    """Hosts that are up: an sshd each, on port 2222 of a loopback address of its own."""
+    """Run an sshd for each host, on port 2222 of a loopback address of its own, and yield the hosts."""
     if os.geteuid() == 0:
         os.makedirs("/run/sshd", 0o755, exist_ok=True)  # sshd does not start as root without it
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as name, contextlib.ExitStack() as stack:
@@ -99,7 +99,7 @@ def hosts(count: int) -> Iterator[Hosts]:
 
 @contextlib.contextmanager
 def sshd(folder: Path, address: str) -> Iterator[None]:
-    """An sshd that listens on an address."""
+    """Run an sshd on an address; it listens when the block begins, and ends with it, as do its descendants."""
     config = write_private(folder / f"sshd-{address}", SSHD_CONFIG.format(port=PORT, address=address, folder=folder))
     log = folder / f"sshd-{address}.log"
     process = subprocess.Popen([ssh_server().path, "-D", "-f", str(config), "-E", str(log)])

@@ -23,7 +23,7 @@ SCHEMES = ("FP16()", "TopK(0.01)", "TopK(0.001)", "Threshold(2.5)", "OneBit()", 
 
 
 def measure(quick: bool) -> list[Figure]:
-    """A new process for each scheme, with many steps."""
+    """Measure many steps of each scheme, each scheme in a new process."""
     os.environ.update(CUDA_VISIBLE_DEVICES="-1", TF_CPP_MIN_LOG_LEVEL="2", GLIBC_TUNABLES=HUGE_PAGES)
     megabytes = 4 * sum(rows * columns for rows, columns in SHAPES) / 1e6
     figures = []
@@ -38,7 +38,7 @@ def measure(quick: bool) -> list[Figure]:
 
 
 def step_milliseconds(scheme: str, steps: int) -> list[float]:
-    """Measure some steps of a scheme on one core."""
+    """Return the milliseconds of each of some steps of a scheme, on one core."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     import tensorflow as tf
     from muster.training import communication
@@ -67,7 +67,7 @@ def timed(step: Callable[..., Any], gradients: list[Any]) -> float:
 
 
 def beside_an_equal() -> None:
-    """Let collectives return what they would if the other rank had the same to send."""
+    """Replace Horovod's collectives: they return what they would if the other rank sent the same data as this one."""
     import tensorflow as tf
     from muster.training import horovod
 

@@ -32,7 +32,7 @@ SECONDS = 120.0  # in which all must be ready
 
 
 def measure(quick: bool) -> list[Figure]:
-    """Both by turns."""
+    """Measure Muster and bare containers by turns."""
     if why_not():
         raise Unavailable(why_not())
     compileall.compile_dir(AGENT, quiet=2)  # as an installation has it; otherwise each agent compiles its own source
@@ -50,7 +50,7 @@ def measure(quick: bool) -> list[Figure]:
 
 
 def muster(podman: Podman) -> float:
-    """Seconds from a platform's making until all its workers have said hello."""
+    """Return the seconds from creating a platform until all its workers have said hello."""
     folder = Path(tempfile.mkdtemp(prefix="muster-benchmark-"))
     run, session = Run(folder), StubSession()
     began = time.monotonic()
@@ -59,12 +59,12 @@ def muster(podman: Podman) -> float:
     places: dict[str, Any] = {
         "cwd": symbol("project"),
         "log": PurePosixPath(symbol("run"), "log"),
-    }  # as in whole runs: no path of here
+    }  # as in whole runs: no path of this machine
     specs = [
         run.spec(f"worker-{number}", session=session.address, scratch=PurePosixPath(symbol("scratch")), **places)
         for number in range(COUNT)
     ]
-    with ThreadPoolExecutor() as threads:  # an agent that nobody answers in time, as the others are started, gives up
+    with ThreadPoolExecutor() as threads:  # answers agents while others start: one that gets no answer in time gives up
         heard = threads.submit(session.wait_for, "hello", count=COUNT, timeout=SECONDS)
         platform.submit(specs, run.id)
         heard.result()
@@ -77,7 +77,7 @@ def muster(podman: Podman) -> float:
 
 
 def bare(podman: Podman, image: str) -> float:
-    """Seconds that as many bare containers take at the same time."""
+    """Return the seconds that as many bare containers take to start at the same time."""
     command = podman.command("run", "--detach", "--init", "--volume", "/usr:/usr:ro", image, "/usr/bin/sleep", "600")
     began = time.monotonic()
     for started in [subprocess.Popen(command, env=podman.environment, stdout=subprocess.DEVNULL) for _ in range(COUNT)]:

@@ -34,7 +34,7 @@ BENCHMARKS, SDK = SCRIPT.parent, Path(muster.__file__).parents[1]
 
 
 def measure(quick: bool) -> list[Figure]:
-    """Short runs by turns."""
+    """Measure short runs by Muster and by a bare horovodrun, by turns."""
     if why_not():
         raise Unavailable(why_not())
     options = ("--steps", str(10 if quick else STEPS), "--epochs", str(2 if quick else 4))
@@ -56,7 +56,7 @@ def measure(quick: bool) -> list[Figure]:
 
 
 def by_muster(url: str, *options: str) -> float:
-    """Steps per second, in a new session."""
+    """Return the steps per second of a run in containers by Muster; to be called in a new process."""
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
         script = Path(folder, SCRIPT.name)
         script.write_bytes(SCRIPT.read_bytes())
@@ -70,7 +70,7 @@ def by_muster(url: str, *options: str) -> float:
 
 
 def by_horovodrun(podman: Podman, folder: Path, *options: str) -> float:
-    """The same by a bare horovodrun."""
+    """Return the steps per second of the same training by a bare horovodrun."""
     out = folder / "measured.json"
     out.unlink(missing_ok=True)
     with bare_containers(podman, folder) as (first, addresses):
@@ -86,7 +86,7 @@ def by_horovodrun(podman: Podman, folder: Path, *options: str) -> float:
 
 @contextlib.contextmanager
 def bare_containers(podman: Podman, folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """Containers with an sshd each; yields the first one's id, and all addresses."""
+    """Run containers with an sshd each, and yield the first one's id, and all addresses."""
     key = generate_key_pair()
     write_private(folder / "identity", key.private)
     write_private(folder / "authorized_keys", key.public + "\n")
@@ -112,7 +112,7 @@ def bare_containers(podman: Podman, folder: Path) -> Iterator[tuple[str, list[st
 
 
 def steps_per_second(out: Path) -> float:
-    """The speed that the script measured."""
+    """Return the steps per second that the script measured."""
     return float(json.loads(out.read_text())["steps_per_second"])
 
 

@@ -25,7 +25,7 @@ LIMIT = 0.99
 
 
 def measure(quick: bool) -> list[Figure]:
-    """Ticks, then short runs by turns."""
+    """Measure ticks, then short runs with and without the dashboard by turns."""
     figures = []
     for workers, limit in CPU_LIMITS.items():
         found = in_kernel(f"ticks({workers}, {5 if quick else TICKS})")
@@ -80,7 +80,10 @@ measured = json.dumps({call})
 
 
 def ticks(workers: int, count: int) -> dict[str, list[float]]:
-    """In the kernel: milliseconds of CPU and kilobytes of so many ticks, each with news of every worker."""
+    """Return the milliseconds of CPU and the kilobytes of each of ``count`` ticks, with news of every worker.
+
+    To be called in the kernel.
+    """
     from muster.dashboard.base import Controls
     from muster.dashboard.live import LiveState
     from muster.dashboard.widget import RunWidget
@@ -94,7 +97,7 @@ def ticks(workers: int, count: int) -> dict[str, list[float]]:
         tell_news(state, workers, step)
         bytes_before, before = sent[0], time.process_time()
         widget.tick()
-        time.sleep(0.02)  # the thread that sends has done so
+        time.sleep(0.02)  # so that the thread that sends has sent
         if step >= 5:  # the first ones are larger, and warm up
             found["milliseconds"].append(1000 * (time.process_time() - before))
             found["kilobytes"].append((sent[0] - bytes_before) / 1000)
@@ -102,7 +105,7 @@ def ticks(workers: int, count: int) -> dict[str, list[float]]:
 
 
 def count_bytes() -> list[int]:
-    """A list whose one number grows by what the kernel sends."""
+    """Return a list of one number: the bytes that the kernel sends from now on."""
     from IPython import get_ipython
 
     session, sent = get_ipython().kernel.session, [0]
@@ -118,7 +121,7 @@ def count_bytes() -> list[int]:
 
 
 def tell_news(state: Any, workers: int, step: int) -> None:
-    """One more step of every worker."""
+    """Give the dashboard the events of one more step of every worker."""
     from muster.events import Event
 
     for index in range(workers):
@@ -131,7 +134,10 @@ def tell_news(state: Any, workers: int, step: int) -> None:
 
 
 def train(options: list[str], dashboard: bool) -> dict[str, float]:
-    """In the kernel: steps per second of a training run, and which part of a core the kernel needed meanwhile."""
+    """Return the steps per second of a training run, and the percentage of a core that the kernel needed meanwhile.
+
+    To be called in the kernel.
+    """
     import tempfile
 
     import muster

@@ -16,7 +16,7 @@ AGENTS_LIMIT = 0.6
 
 
 def measure(quick: bool) -> list[Figure]:
-    """Cold, warm, by agents and bare, by turns."""
+    """Measure Muster's first run ever, later runs, runs whose ranks the agents start, and bare horovodrun, by turns."""
     with private_home() as home, bare_horovod.hosts(training.WORKERS) as hosts:
 
         def cold() -> dict[str, float]:

@@ -12,13 +12,12 @@ import contextlib
 import json
 import shlex
 import socket
-import ssl
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,7 @@ from typing import Any
 import psutil
 import requests
 
+from benchmarks.hostile_clients import ON_SERVICE, ON_SESSION, Attack, attacking
 from benchmarks.measuring import (
     HERE,
     Figure,
@@ -38,126 +38,15 @@ from benchmarks.measuring import (
     significant,
 )
 
-SECONDS = 5.0  # that an attack takes
+SECONDS = 5.0  # length of an attack
 SAMPLE_SECONDS = 0.05
 PATIENCE = 10.0  # seconds after which an answer counts as not given
 TITLE = "Hostile clients"
 
 
 @dataclass
-class Attack:
-    """Hostile clients of one kind, on one port.
-
-    Args:
-        clients: how many threads.
-        act: what each of them does again and again, with the port, until it is over.
-    """
-
-    what: str
-    clients: int
-    act: Callable[[int, Callable[[], bool]], None]
-
-
-def idle(port: int, is_over: Callable[[], bool]) -> None:
-    """Hold 300 connections that say nothing."""
-    with contextlib.ExitStack() as held:
-        for _ in range(300):
-            if is_over():
-                return
-            with contextlib.suppress(OSError):
-                held.enter_context(_connect(port, is_over))
-        _wait(is_over)
-
-
-def hellos(port: int, is_over: Callable[[], bool]) -> None:
-    """Send 3 MB of a message that does not end, on one connection after the other, and hold them."""
-    with contextlib.ExitStack() as held:
-        for _ in range(20):
-            with contextlib.suppress(OSError):
-                connection = held.enter_context(_tls(port, is_over))
-                connection.settimeout(2)
-                connection.sendall(b"x" * 3_000_000)
-            if is_over():
-                return
-        _wait(is_over)
-
-
-def drip(port: int, is_over: Callable[[], bool]) -> None:
-    """Send a message that does not end, a byte at a time."""
-    while not is_over():
-        with contextlib.suppress(OSError), _tls(port, is_over) as connection:
-            while not is_over():
-                connection.sendall(b"x")
-
-
-def half_open(port: int, is_over: Callable[[], bool]) -> None:
-    """Begin 2,000 handshakes, and end none of them."""
-    greeting = _greeting()
-    with contextlib.ExitStack() as held:
-        for _ in range(2000):
-            with contextlib.suppress(OSError):
-                held.enter_context(_connect(port, is_over)).sendall(greeting[: len(greeting) // 2])
-            if is_over():
-                return
-        _wait(is_over)
-
-
-def guesses(port: int, is_over: Callable[[], bool]) -> None:
-    """Say hello with one token after the other, none of which is right."""
-    guess = 0
-    while not is_over():
-        with contextlib.suppress(OSError), _tls(port, is_over) as connection:
-            hello = {"type": "hello", "worker": "worker-0", "generation": 0, "token": f"{guess:064x}"}
-            connection.settimeout(1)
-            connection.sendall(json.dumps(hello).encode() + b"\n")
-            while connection.recv(1000):
-                pass
-        guess += 1
-
-
-def bodies(port: int, is_over: Callable[[], bool]) -> None:
-    """Hold 40 requests without a key, each with all but the last byte of a body of 4 MB."""
-    head = b"POST /api/v1/project/dashboards HTTP/1.1\r\nHost: x\r\nContent-Length: 4194304\r\n\r\n"
-    with contextlib.ExitStack() as held:
-        for _ in range(40):
-            with contextlib.suppress(OSError):
-                connection = held.enter_context(_connect(port, is_over))
-                connection.sendall(head + b"x" * (4194304 - 1))
-            if is_over():
-                return
-        _wait(is_over)
-
-
-def headers(port: int, is_over: Callable[[], bool]) -> None:
-    """Send a header that does not end, a byte at a time."""
-    while not is_over():
-        with contextlib.suppress(OSError), _connect(port, is_over) as connection:
-            connection.sendall(b"GET / HTTP/1.1\r\nX: ")
-            while not is_over():
-                connection.sendall(b"x")
-
-
-NOBODY = Attack("nobody", 0, idle)
-ON_SESSION = (
-    NOBODY,
-    Attack("300 idle connections", 1, idle),
-    Attack("20 hellos of 3 MB that do not end", 1, hellos),
-    Attack("a hello, one byte at a time", 1, drip),
-    Attack("2,000 handshakes that do not end", 1, half_open),
-    Attack("tokens that are guessed, by 4 clients", 4, guesses),
-)
-ON_SERVICE = (
-    NOBODY,
-    Attack("300 idle connections", 1, idle),
-    Attack("40 bodies of 4 MB without a key", 1, bodies),
-    Attack("a header, one byte at a time", 1, headers),
-    Attack("2,000 handshakes that do not end", 1, half_open),
-)
-
-
-@dataclass
 class Use:
-    """Resources that a process uses while it is attacked: the most of each, and CPU as a share of a core."""
+    """Resources that a process uses while it is attacked: samples of memory (MB) and descriptors, and CPU (percent)."""
 
     process: psutil.Process
     memory: list[float] = field(default_factory=list)
@@ -166,18 +55,16 @@ class Use:
 
     @contextlib.contextmanager
     def sampled(self, attack: Attack, port: int) -> Iterator[None]:
-        """Sample it while the attack goes on, for as long as the block takes."""
+        """Attack the process, and sample its use of resources, for as long as the block takes."""
         over = threading.Event()
-        threads = [threading.Thread(target=self._sample, args=(over,))]
-        threads += [threading.Thread(target=attack.act, args=(port, over.is_set)) for _ in range(attack.clients)]
-        for thread in threads:
-            thread.start()
+        sampler = threading.Thread(target=self._sample, args=(over,))
+        sampler.start()
         try:
-            yield
+            with attacking(port, attack):
+                yield
         finally:
             over.set()
-            for thread in threads:
-                thread.join()
+            sampler.join()
 
     def _sample(self, over: threading.Event) -> None:
         before, began = self.process.cpu_times(), time.monotonic()
@@ -190,12 +77,12 @@ class Use:
                 self.cpu = 100 * used / (time.monotonic() - began)
 
     def told(self) -> dict[str, float]:
-        """All of it."""
+        """Return the most memory and descriptors seen, and the CPU in percent of a core."""
         return {"memory": max(self.memory), "descriptors": max(self.descriptors), "cpu": self.cpu}
 
 
 def measure(quick: bool) -> list[Figure]:
-    """Attack this checkout, and another one by turns where there is one."""
+    """Attack this checkout, and by turns another one if ``--beside`` names it."""
     other = other_checkout()
     sides = {"after": HERE} | ({"before": other} if other else {})
     figures = []
@@ -293,7 +180,7 @@ def _answer_seconds(variables: Mapping[str, str]) -> float:
 
 
 def summary(result: Mapping[str, Any]) -> str:
-    """The figures as a table for each target: a row for each attack, before and after in each cell."""
+    """Return a table of the figures for each target: a row for each attack, before and after in each cell."""
     rows: dict[str, dict[str, dict[str, str]]] = {}
     others = {figure["floor"]["what"] for figure in result["figures"] if figure["floor"]}
     for figure in result["figures"]:
@@ -338,38 +225,6 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _connect(port: int, is_over: Callable[[], bool]) -> socket.socket:
-    """A connection, as soon as somebody listens on that port."""
-    while True:
-        try:
-            return socket.create_connection(("127.0.0.1", port), 1)
-        except ConnectionRefusedError:
-            if is_over():
-                raise
-            time.sleep(0.005)
-
-
-def _tls(port: int, is_over: Callable[[], bool]) -> ssl.SSLSocket:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context.wrap_socket(_connect(port, is_over))
-
-
-def _greeting() -> bytes:
-    """Return what a client of TLS sends first."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    with contextlib.suppress(ssl.SSLWantReadError):
-        context.wrap_bio(incoming, outgoing).do_handshake()
-    return outgoing.read()
-
-
-def _wait(is_over: Callable[[], bool]) -> None:
-    while not is_over():
-        time.sleep(0.02)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""The notebook of the benchmark ``hostile``: a cluster whose ranks print what time it is, until one of them is killed.
+"""The notebook of the benchmark ``hostile``: a cluster whose ranks print the time until one of them is killed.
 
     hostile_session.py PORT SECONDS
 
-Prints one line of JSON: when the cluster was up, how late each line of output came, and what the run ended with. It
-runs with whichever Muster is on its path.
+Prints one line of JSON: the seconds until the cluster was up (``up``), the delay of each line of output (``delays``),
+the error that the run ended with, and the seconds from the kill until it was told (``told``). It uses whichever Muster
+is on its path.
 """
 
 import json

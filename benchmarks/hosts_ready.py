@@ -24,7 +24,7 @@ HOSTS = tuple(f"h{number}" for number in range(1, 9))
 
 
 def measure(quick: bool) -> list[Figure]:
-    """Both by turns."""
+    """Measure Muster and bare logins by turns."""
     if not can_have_networks():
         raise Unavailable("hosts need root, ip, unshare and sshd")
     network = Network(HOSTS)
@@ -41,7 +41,7 @@ def measure(quick: bool) -> list[Figure]:
 
 
 def muster() -> float:
-    """Seconds from a platform's making until all its workers run."""
+    """Return the seconds from creating a platform until all its workers run."""
     folder = Path(tempfile.mkdtemp(prefix="muster-benchmark-"))
     run = Run(folder)
     began = time.monotonic()
@@ -58,7 +58,7 @@ def muster() -> float:
 
 
 def bare() -> float:
-    """Seconds that as many bare logins take at the same time."""
+    """Return the seconds that as many bare logins take at the same time."""
     began = time.monotonic()
     for login in [subprocess.Popen(["ssh", host, "true"], stdin=subprocess.DEVNULL) for host in HOSTS]:
         login.wait()

@@ -1,4 +1,4 @@
-"""A strategy in which every worker runs ``sleep``: what remains is Muster's own time."""
+"""A strategy in which every worker runs ``sleep``, so that a benchmark measures Muster's own time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from muster.strategies.base import Facts, Strategy
 
 @dataclass(frozen=True)
 class Idle(Strategy):
-    """Workers that only wait for the end of the run."""
+    """A strategy whose workers only wait for the end of the run."""
 
     name: ClassVar[str] = "idle"
     requires: tuple[str, ...] = ()
@@ -20,9 +20,9 @@ class Idle(Strategy):
     ports_per_worker: ClassVar[int] = 0
 
     def roles(self, job: Job) -> Mapping[str, int]:
-        """Workers only."""
+        """Return the number of workers: there are no other roles."""
         return {"worker": job.n_workers}
 
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
-        """``sleep`` on every worker, none of which ends the run."""
+        """Return a plan that starts ``sleep`` on every worker; none of these processes ends the run."""
         return Plan(processes={member.name: Process(("/bin/sleep", "infinity")) for member in members})

@@ -19,9 +19,9 @@ print(*sorted(loaded - sys.stdlib_module_names))
 
 
 def measure(quick: bool) -> list[Figure]:
-    """Whole processes with and without the import, by turns."""
+    """Measure whole processes with and without the import, by turns, and count the packages that it loads."""
     contenders = {code: lambda code=code: seconds(code) for code in ("import muster", "pass")}
-    by_turns(1, contenders)  # compiles what is not compiled yet
+    by_turns(1, contenders)  # so that all modules are compiled
     taken = by_turns(3 if quick else 40, contenders)
     extra = [(with_it - bare) * 1000 for with_it, bare in zip(*taken.values(), strict=True)]
     heavy = foreign_modules()
@@ -41,7 +41,7 @@ def seconds(code: str) -> float:
 
 
 def foreign_modules() -> list[str]:
-    """Packages of others that ``import muster`` loads."""
+    """Return the names of the third-party packages that ``import muster`` loads."""
     done = subprocess.run([sys.executable, "-c", FOREIGN], check=True, capture_output=True, text=True)
     return done.stdout.split()
 

@@ -31,7 +31,7 @@ RESOURCES = Resources(cpu=0.1, memory=0.2)
 
 
 def measure(quick: bool) -> list[Figure]:
-    """Both by turns."""
+    """Measure Muster and bare pods by turns."""
     if why_none():
         raise Unavailable(why_none())
     if not shutil.which("kubectl"):
@@ -50,7 +50,7 @@ def measure(quick: bool) -> list[Figure]:
 
 
 def muster(cluster: Cluster, folder: Path, asked: list[float]) -> float:
-    """Seconds from a submission until all its workers have said hello; adds the requests that it took to ``asked``."""
+    """Return the seconds from submitting workers until all have said hello; append the requests needed to ``asked``."""
     run, session = Run(folder), StubSession()
     with cluster.namespace() as namespace:
         platform = platform_in(cluster, namespace, folder)
@@ -71,14 +71,14 @@ def muster(cluster: Cluster, folder: Path, asked: list[float]) -> float:
 
 
 def platform_in(cluster: Cluster, namespace: str, folder: Path) -> Any:
-    """The platform, in a namespace of the cluster's."""
+    """Return a Kubernetes platform that uses a namespace of the cluster."""
     platform = KubernetesPlatform(image=IMAGE, namespace=namespace, overlay=folder / "overlay.json", tunnel=False)
     platform._asked = ApiClient(cluster.client.access)
     return platform
 
 
 def bare(cluster: Cluster) -> float:
-    """Seconds that as many pods take which only sleep."""
+    """Return the seconds that as many pods take to run which only sleep."""
     amounts = {"cpu": "100m", "memory": "264M"}
     container = {"image": IMAGE, "command": ["/usr/bin/sleep", "600"], "resources": {"limits": amounts}}
     machine = this_machine()["spec"]

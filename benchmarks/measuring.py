@@ -1,4 +1,4 @@
-"""Common parts of all benchmarks: measuring by turns, medians and quartiles, and how figures are described and kept."""
+"""Common parts of all benchmarks: measuring by turns, medians and quartiles, and describing and keeping figures."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ T = TypeVar("T")
 FOLDER = Path(__file__).parent
 HERE = FOLDER.parent
 BESIDE = "MUSTER_BENCHMARK_BESIDE"  # the folder of another checkout
-RESULTS = FOLDER / "results"  # what was measured here, a file for each benchmark
-KEPT = FOLDER / "results.json"  # what docs/figures.md shows
+RESULTS = FOLDER / "results"  # results measured here, a file for each benchmark
+KEPT = FOLDER / "results.json"  # the results that docs/figures.md shows
 PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "horovod", "distributed", "ipyparallel")
 
 
@@ -39,14 +39,14 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """A bound: of the ratio to the floor where the unit is ``×``, else of the figure itself."""
+    """A bound on the ratio to the floor if the unit is ``×``, or else on the figure itself."""
 
     limit: float
     unit: str = "×"
     at_least: bool = False
 
     def is_met_by(self, value: float) -> bool:
-        """True if a median is within the bound."""
+        """Return whether a median is within the bound."""
         return value >= self.limit if self.at_least else value <= self.limit
 
     def __str__(self) -> str:
@@ -58,12 +58,12 @@ class Figure:
     """One line of the table.
 
     Attributes:
-        what: what was measured.
-        unit: of the values, such as ``s`` or ``steps/s``.
+        what: name of the figure.
+        unit: unit of the values, such as ``s`` or ``steps/s``.
         values: one for each turn.
-        floor: what was measured beside it.
+        floor: name of what was measured beside it.
         floor_values: one for each turn; the turn's value is divided by it.
-        target: what the figure should reach.
+        target: bound that the figure should keep.
     """
 
     what: str
@@ -74,7 +74,7 @@ class Figure:
     target: Target | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The figure as plain data."""
+        """Return the figure as plain data."""
         comparable = self.floor_values and all(self.floor_values)
         pairs = zip(self.values, self.floor_values, strict=True) if comparable else ()
         ratios = [value / floor for value, floor in pairs]
@@ -91,7 +91,7 @@ class Figure:
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Median and quartiles of some values, with the values themselves."""
+    """Return the median and quartiles of some values, with the values themselves."""
     low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [*values] * 3
     return {
         "median": significant(median),
@@ -101,12 +101,12 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def significant(value: float) -> float:
-    """The value with four significant digits: no measurement here is better than that."""
+    """Return the value with four significant digits: no measurement here is more precise than that."""
     return float(f"{value:.4g}")
 
 
 def by_turns(rounds: int, contenders: Mapping[K, Callable[[], T]]) -> dict[K, list[T]]:
-    """Call each contender once a round, and return what they return; every second round in the reverse order."""
+    """Call each contender once a round, every second round in reverse order, and return each one's results."""
     found: dict[K, list[T]] = {name: [] for name in contenders}
     for number in range(rounds):
         for name in [*contenders] if number % 2 == 0 else [*reversed([*contenders])]:
@@ -115,31 +115,31 @@ def by_turns(rounds: int, contenders: Mapping[K, Callable[[], T]]) -> dict[K, li
 
 
 def fresh(function: Callable[..., T], *args: Any) -> T:
-    """Call ``function(*args)`` in a new interpreter, where nothing is warm but what its module imports."""
+    """Call ``function(*args)`` in a new interpreter, in which only its module's imports have been made."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *args).result()
 
 
 def other_checkout() -> Path | None:
-    """The folder of another checkout of Muster that is to be measured as well."""
+    """Return the folder of another checkout of Muster that is to be measured as well, if any."""
     return Path(os.environ[BESIDE]) if os.environ.get(BESIDE) else None
 
 
 def commit_of(checkout: Path) -> str:
-    """The commit that is checked out in a folder."""
+    """Return the short hash of the commit that is checked out in a folder."""
     command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def environment_of(checkout: Path, home: Path) -> dict[str, str]:
-    """The environment of a program that runs with a checkout's Muster, which keeps its records in ``home``."""
+    """Return the environment of a program that uses the Muster of a checkout, which keeps its records in ``home``."""
     added = {"PYTHONPATH": str(checkout / "sdk"), "MUSTER_HOME": str(home / "muster"), "MUSTER_DASHBOARD": "off"}
     return {**os.environ, **added}
 
 
 @contextlib.contextmanager
 def private_home() -> Iterator[Path]:
-    """A home for Muster's recorded runs and what it remembers, for as long as a benchmark takes."""
+    """Set ``MUSTER_HOME`` to a temporary folder for as long as a benchmark takes, and yield the folder."""
     before = os.environ.get("MUSTER_HOME")
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
         os.environ["MUSTER_HOME"] = folder
@@ -152,7 +152,7 @@ def private_home() -> Iterator[Path]:
 
 
 def machine() -> dict[str, Any]:
-    """The machine's size, what runs on it, and how busy it is."""
+    """Return the machine's size, its system and versions of packages, and its load."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
@@ -165,7 +165,7 @@ def machine() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The processor's name, as Linux gives it."""
+    """Return the processor's name, as Linux gives it."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -173,7 +173,7 @@ def processor() -> str:
 
 
 def installed(package: str) -> str | None:
-    """The version of a package; None where it is not installed."""
+    """Return the version of a package, or None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -181,11 +181,11 @@ def installed(package: str) -> str | None:
 
 
 def run(name: str, quick: bool) -> dict[str, Any]:
-    """Run one benchmark of this folder, keep what it measured in ``results``, and return that."""
+    """Run one benchmark of this folder, write its result to the folder ``results``, and return it."""
     module = importlib.import_module(f"benchmarks.{name}")
-    described = machine()  # before: the benchmark itself makes the machine busy
+    described = machine()  # before the benchmark, which makes the machine busy
     started = time.monotonic()
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that nothing is left behind
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that benchmarks clean up
     try:
         figures: list[Figure] = module.measure(quick)
     finally:
@@ -204,12 +204,12 @@ def run(name: str, quick: bool) -> dict[str, Any]:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write plain data; lists of numbers stay on a line."""
+    """Write plain data to a file, as indented JSON."""
     path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
-    """The figures as a markdown table, with the machine that they were measured on below it."""
+    """Return the figures as a Markdown table, with the machine that they were measured on below it."""
     lines = ["| what | measured | beside it | ratio | target |", "|---|---|---|---|---|"]
     lines += [row(figure) for result in results for figure in result["figures"]]
     machines = dict.fromkeys(described(result["machine"]) for result in results)
@@ -220,7 +220,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def measured_on(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The days on which benchmarks were run: what has changed since may have changed a figure."""
+    """Return sentences that say on which day each benchmark was run, as later changes may have changed its figures."""
     days: dict[str, list[str]] = {}
     for result in results:
         if "date" in result:
@@ -229,7 +229,7 @@ def measured_on(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def row(figure: Mapping[str, Any]) -> str:
-    """One figure as a line of the table."""
+    """Return one figure as a row of the table."""
     floor, ratio, target = figure["floor"], figure["ratio"], figure["target"]
     cells = [
         figure["what"],
@@ -242,14 +242,14 @@ def row(figure: Mapping[str, Any]) -> str:
 
 
 def amount(measured: Mapping[str, Any], unit: str) -> str:
-    """A median with its quartiles."""
+    """Return a median with its unit and quartiles, as text."""
     low, high = measured["quartiles"]
     brackets = f" ({low:.3g} to {high:.3g})" if low != high else ""
     return f"{measured['median']:.3g} {unit}{brackets}".strip()
 
 
 def described(machine: Mapping[str, Any]) -> str:
-    """A machine in a sentence."""
+    """Return a sentence that describes a machine."""
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     return (
         f"{machine['cores']} cores ({machine['processor']}), {machine['memory_gb']:g} GB, {machine['system']}, "
@@ -258,7 +258,7 @@ def described(machine: Mapping[str, Any]) -> str:
 
 
 def main(name: str) -> None:
-    """The command line of one benchmark: run it and print its table."""
+    """Run one benchmark from the command line, and print its table."""
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     parser.add_argument("--quick", action="store_true", help="see that it works, in seconds")
     print(table([run(name, parser.parse_args().quick)]))

@@ -1,8 +1,8 @@
 """A network of hosts with slow links, made of Linux network namespaces on this machine.
 
-Every host is a namespace of its own with one link, ``eth0``, to a switch, which is a bridge in a namespace of its own.
-``tc tbf`` limits every link in both directions. Nothing outside of the namespaces is touched, and nothing outside can
-be reached from them. Needs root, ``ip`` and ``tc`` (iproute2).
+Every host is a namespace with one link, ``eth0``, to a switch, which is a bridge in another namespace. ``tc tbf``
+limits every link in both directions. Nothing outside of the namespaces is touched, and nothing outside can be reached
+from them. Needs root, ``ip`` and ``tc`` (iproute2).
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from benchmarks.measuring import Unavailable
 PREFIX = "muster-bench"
 SUBNET = "10.97.0"
 SWITCH_ADDRESS = f"{SUBNET}.254"
-LINK = "eth0"  # what a host calls its link, and the switch itself
+LINK = "eth0"  # name of a host's link, and of the bridge in the switch's namespace
 QUEUE_SECONDS = 0.05  # how long a packet may wait for its turn before the link drops it
 CLONE_NEWNET = 0x40000000
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process on a host, and the file with what it prints."""
+    """A process on a host, and the file that its output goes to."""
 
     popen: subprocess.Popen[bytes]
     log: Path
 
 
 class Network:
-    """Hosts that reach each other, and nobody else, through one switch.
+    """Hosts that can reach only each other, through one switch.
 
     Attributes:
-        addresses: of the hosts.
+        addresses: addresses of the hosts.
     """
 
     def __init__(self, hosts: int) -> None:
@@ -61,7 +61,7 @@ class Network:
         self._rendezvous: RendezvousServer | None = None
 
     def open(self) -> None:
-        """Make the namespaces and links. Raises Unavailable."""
+        """Make the namespaces and links; raise Unavailable if they cannot be made."""
         missing = [program for program in ("ip", "tc") if shutil.which(program) is None]
         if missing:
             raise Unavailable(f"There is no {' and no '.join(missing)} here: install iproute2.")
@@ -75,7 +75,7 @@ class Network:
             raise Unavailable(f"{' '.join(error.cmd)}: {error.stderr.strip()}") from error
 
     def close(self) -> None:
-        """End what runs on the hosts, and remove them."""
+        """End all processes on the hosts, and remove the hosts."""
         self.stop()
         remove(self._name)
 
@@ -86,13 +86,13 @@ class Network:
                 if rate is None:
                     subprocess.run(["tc", "-n", where, "qdisc", "del", "dev", link, "root"], capture_output=True)
                 else:
-                    # As much in one go as a link that is served every few milliseconds needs in order to keep the rate.
+                    # A link is served only every few milliseconds: with a smaller burst it would not reach the rate.
                     burst = "256kb" if rate.endswith("gbit") else "64kb"
                     tbf = ("tbf", "rate", rate, "burst", burst, "latency", f"{QUEUE_SECONDS * 1000:.0f}ms")
                     _run("tc", "-n", where, "qdisc", "replace", "dev", link, "root", *tbf)
 
     def start(self, host: int, command: Sequence[str], variables: Mapping[str, str], folder: Path) -> Process:
-        """Start a process on a host, with some variables beside what it needs; what it prints goes to a file."""
+        """Start a process on a host, with these variables added to its environment; its output goes to a file."""
         log = folder / f"host-{host}.log"
         environment = {
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.defpath, "/usr/sbin", "/sbin"]),
@@ -117,7 +117,7 @@ class Network:
     ) -> list[Process]:
         """Start a command as Horovod ranks over gloo, one on each of the first hosts."""
         with _inside(self._switch):
-            self._rendezvous = RendezvousServer()  # listens where it is made
+            self._rendezvous = RendezvousServer()  # its socket belongs to the namespace in which it is made
             port = self._rendezvous.start()
         slots = get_host_assignments(parse_hosts(",".join(f"{host}:1" for host in self.addresses[:size])), size)
         self._rendezvous.init(slots)
@@ -137,7 +137,7 @@ class Network:
         """Wait until the processes have ended well.
 
         Raises:
-            RuntimeError: one has failed, or they take too long; with the end of what it printed.
+            RuntimeError: one has failed, or they take too long; the message has the end of its output.
         """
         deadline = time.monotonic() + seconds
         while any(process.popen.poll() is None for process in processes):
@@ -158,7 +158,7 @@ class Network:
         self._processes.clear()
         if self._rendezvous is not None:
             self._rendezvous.stop()
-            self._rendezvous._httpd.server_close()  # which it leaves to the garbage collector
+            self._rendezvous._httpd.server_close()  # stop() leaves this to the garbage collector
             self._rendezvous = None
 
     def _make(self) -> None:
@@ -181,7 +181,7 @@ class Network:
 
 @contextlib.contextmanager
 def network(hosts: int, rate: str | None = None) -> Iterator[Network]:
-    """A network for as long as the block lasts.
+    """Make a network that lasts as long as the block, and yield it.
 
     Raises:
         Unavailable: it cannot be made here; the error says why.
@@ -196,7 +196,7 @@ def network(hosts: int, rate: str | None = None) -> Iterator[Network]:
 
 
 def remove(name: str) -> None:
-    """Remove the namespaces whose names begin like this, and end what runs in them."""
+    """Remove the namespaces whose names begin with ``name`` and a hyphen, and end the processes in them."""
     for namespace in [namespace for namespace in _namespaces() if namespace.startswith(f"{name}-")]:
         for pid in _run("ip", "netns", "pids", namespace).split():
             with contextlib.suppress(ProcessLookupError):
@@ -205,7 +205,7 @@ def remove(name: str) -> None:
 
 
 def remove_abandoned() -> None:
-    """Remove what was left by processes that were killed."""
+    """Remove the namespaces that benchmarks have left which were killed."""
     for namespace in _namespaces():
         match = re.match(rf"{PREFIX}-(\d+)-\w+", namespace)
         if match and not Path(f"/proc/{match[1]}").exists():
@@ -217,16 +217,16 @@ def _namespaces() -> list[str]:
 
 
 def _named(address: str) -> tuple[str, ...]:
-    """Runs a command on a host whose name is its address.
+    """Return the beginning of a command that sets the host's name to its address, and then runs the rest.
 
-    For Horovod's data goes to what a host's name resolves to (0.28.1), whatever interface it is told to use.
+    Horovod (0.28.1) sends data to the address that a host's name resolves to, whatever interface it is told to use.
     """
     return ("sh", "-c", 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"', address)
 
 
 @contextlib.contextmanager
 def _inside(namespace: str) -> Iterator[None]:
-    """Sockets that this thread makes within the block belong to the namespace."""
+    """Make the sockets that this thread opens within the block belong to the namespace."""
     with open("/proc/thread-self/ns/net") as here, open(f"/run/netns/{namespace}") as there:
         _enter(there.fileno())
         try:

@@ -1,7 +1,7 @@
-"""Pictures of what the network benchmarks have measured, from results.json: python -m benchmarks --keep
+"""Pictures of the network benchmarks' results, from results.json: python -m benchmarks --keep
 
-PNG, in docs/pictures/: how long a step takes by each communication scheme on each link, with what it learns; and ring
-allreduce beside parameter servers, as examples per second of so many workers.
+PNG, in docs/pictures/: how long a step takes with each communication scheme on each link, beside the accuracy it
+reaches; and examples per second with ring allreduce and with parameter servers, over the number of workers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Figures = Mapping[str, Mapping[str, Any]]
 
 
 def draw_all() -> None:
-    """Draw what there are results of."""
+    """Draw a picture of each network benchmark that has results."""
     kept = {result["benchmark"]: result for result in json.loads(KEPT.read_text())}
     drawn: dict[str, Callable[[Figures, Path], None]] = {"network_schemes": schemes, "network_servers": servers}
     for name, draw in drawn.items():
@@ -37,7 +37,7 @@ def draw_all() -> None:
 
 
 def schemes(figures: Figures, path: Path) -> None:
-    """Step times, on a logarithmic scale, beside accuracies."""
+    """Draw step times, on a logarithmic scale, beside accuracies."""
     rates = [title for title in network_schemes.RATES if network_schemes.step_title(title, "dense") in figures]
     names = [name for name in network_schemes.SCHEMES if network_schemes.step_title(rates[0], name) in figures][::-1]
     picture, (times, accuracies) = pyplot.subplots(
@@ -57,7 +57,7 @@ def schemes(figures: Figures, path: Path) -> None:
 
 
 def servers(figures: Figures, path: Path) -> None:
-    """The old figure of Horovod: throughput over the number of workers, and what it would be without communication."""
+    """Draw examples per second over the number of workers, by ring allreduce and with parameter servers."""
     counts = [count for count in network_servers.WORKERS if f"{count} workers, ring allreduce" in figures]
     picture, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
     for way, colour in zip(
@@ -74,13 +74,13 @@ def servers(figures: Figures, path: Path) -> None:
 
 
 def of(measured: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[list[float]]]:
-    """Medians, and how far the quartiles are below and above them."""
+    """Return the medians, and how far the quartiles are below and above them."""
     spreads = [[abs(figure["quartiles"][side] - figure["median"]) for figure in measured] for side in (0, 1)]
     return [figure["median"] for figure in measured], spreads
 
 
 def finish(picture: Any, every: tuple[Axes, ...], path: Path) -> None:
-    """Take away what says nothing, and save."""
+    """Style the axes of a picture, and save it."""
     for axes in every:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.3)

@@ -21,8 +21,8 @@ from muster.training import communication, horovod, partition
 
 from benchmarks.network_schemes import BATCH_SIZE, DIGITS_BATCH_SIZE, PERIOD, PERIODIC, SCHEMES, WIDTH
 
-# Dense training stands more, such as half the batch at a rate of 0.05; but compressed gradients, part of which are old,
-# lose more than half a point then.
+# Dense training tolerates more noise, such as half the batch at a rate of 0.05; but there compressed gradients, part of
+# which are old, lose more than half a point of accuracy.
 LEARNING_RATE, MOMENTUM = 0.03, 0.9
 HIDDEN = (128, 128, 128)
 FOLDS = 3
@@ -30,12 +30,12 @@ COUNTER = Path("/sys/class/net/eth0/statistics/tx_bytes")
 
 
 class Training:
-    """A network of dense layers with stochastic gradient descent, whose ranks speak by one scheme.
+    """A network of dense layers with stochastic gradient descent, whose ranks communicate by one scheme.
 
     Args:
-        name: of the scheme.
-        widths: of the layers, from the inputs to the outputs.
-        seed: of the initial weights.
+        name: name of the scheme.
+        widths: widths of the layers, from the inputs to the outputs.
+        seed: seed of the initial weights.
     """
 
     def __init__(self, name: str, widths: Sequence[int], seed: int = 0) -> None:
@@ -71,13 +71,13 @@ class Training:
 
 
 def time_schemes(names: Sequence[str], layers: int, turns: int, steps: int) -> dict[str, list[dict[str, float]]]:
-    """Seconds and bytes of a step; every scheme in every turn, in turned order from one to the next."""
+    """Return the seconds and bytes of a step in each turn, by scheme; every second turn is in reverse order."""
     random = np.random.RandomState(horovod.rank())
     x = tf.constant(random.normal(size=(BATCH_SIZE, WIDTH)), tf.float32)
     labels, rate = tf.constant(random.randint(0, WIDTH, BATCH_SIZE)), tf.constant(0.001)
     trainings = {name: Training(name, [WIDTH] * (layers + 1)) for name in names}
     for training in trainings.values():
-        for _ in range(2):  # what is traced, allocated and agreed on only once
+        for _ in range(2):  # so that tracing, allocation and negotiation, which happen once, are not timed
             training.step(x, labels, rate)
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for turn in range(turns):
@@ -88,7 +88,7 @@ def time_schemes(names: Sequence[str], layers: int, turns: int, steps: int) -> d
             for _ in range(count):
                 training.step(x, labels, rate)
             seconds = time.perf_counter() - started
-            horovod.allreduce(tf.zeros(1), name="together")  # what has been sent has arrived now, and is counted
+            horovod.allreduce(tf.zeros(1), name="together")  # so that all that was sent has arrived, and is counted
             taken[name].append(
                 {
                     "seconds": seconds / count,
@@ -100,12 +100,12 @@ def time_schemes(names: Sequence[str], layers: int, turns: int, steps: int) -> d
 
 
 def counted() -> int:
-    """Bytes that this host has sent, by its network interface."""
+    """Return the bytes that this host has sent, as counted by its network interface."""
     return int(COUNTER.read_text())
 
 
 def learn(names: Sequence[str], seeds: int, epochs: int) -> dict[str, list[dict[str, float]]]:
-    """Accuracy on digits that were not trained on: scikit-learn's 1,797, a third of them for each seed."""
+    """Return the accuracy with each seed, by scheme, on a third of scikit-learn's 1,797 digits, not trained on."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()

@@ -23,13 +23,13 @@ RATES = {"100 Mbit/s": "100mbit", "1 Gbit/s": "1gbit", "no limit": None}
 RANKS = 2
 LAYERS = 8  # four million parameters
 SCRIPT = Path(__file__).parent / "network_ranks.py"
-WIDTH = 724  # half a million parameters a layer, and so few examples that sending takes far longer than computing
-BATCH_SIZE = 8
+WIDTH = 724  # half a million parameters a layer
+BATCH_SIZE = 8  # so few examples that sending takes far longer than computing
 DIGITS_BATCH_SIZE = 32
 PERIOD = 8  # steps between two exchanges of the schemes that do not send in every step
 PERIODIC = ("partial, 8 chunks", "averaging every 8 steps", "block momentum, 8 steps")
 
-# Out of muster.training.communication, which only the ranks import, and the name of the scheme's collectives.
+# Each scheme is made from muster.training.communication, which only the ranks import, and a name for its collectives.
 SCHEMES: Mapping[str, Callable[[Any, str], Any]] = {
     "dense": lambda c, name: c.Dense(name=name),
     "fp16": lambda c, name: c.Reducer(c.FP16(), name=name),
@@ -46,13 +46,13 @@ SCHEMES: Mapping[str, Callable[[Any, str], Any]] = {
 }
 DENSE = "dense"
 PROMISED = ("top-K 1 %", "1-bit")
-# A thousand times a second Horovod's ranks ask each other for news, 0.3 MB/s of it; where bytes are counted, 50 times.
+# Horovod's ranks exchange control messages a thousand times a second, 0.3 MB/s; 50 times where bytes are counted.
 RARE_CONTROL = {"HOROVOD_CYCLE_TIME": "20"}  # milliseconds
-SPEED_UP, POINTS_LOST, OVERHEAD = 8, 0.3, 1.08  # what is promised of these
+SPEED_UP, POINTS_LOST, OVERHEAD = 8, 0.3, 1.08  # bounds for the schemes of PROMISED
 
 
 def measure(quick: bool) -> list[Figure]:
-    """Times and bytes at each rate, then accuracies."""
+    """Measure step times at each rate, then bytes, then accuracies."""
     schemes = [DENSE, *PROMISED] if quick else [*SCHEMES]
     figures = []
     with network(RANKS) as hosts:
@@ -87,7 +87,7 @@ def on_ranks(
 
 
 def step(title: str, name: str, taken: dict[str, list[dict[str, float]]]) -> Figure:
-    """The milliseconds of a step by a scheme."""
+    """Return the figure of the milliseconds of a step by a scheme."""
     values, floor = ([turn["seconds"] * 1000 for turn in taken[scheme]] for scheme in (name, DENSE))
     if name == DENSE:
         return Figure(step_title(title, name), "ms", values)
@@ -126,7 +126,7 @@ def accuracy_title(name: str) -> str:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """The figures as docs/figures.md shows them, a line for each scheme."""
+    """Return the table of the figures in docs/figures.md, a row for each scheme."""
     figures = {figure["what"]: figure for figure in result["figures"]}
     rates = [title for title in RATES if step_title(title, DENSE) in figures]
     heads = ["scheme", "MB a step", *(f"ms a step, {title}" for title in rates), "accuracy, %"]
@@ -143,7 +143,7 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def with_gain(figure: dict[str, Any]) -> str:
-    """Milliseconds, and how many times faster than dense that is."""
+    """Return the milliseconds of a figure, and how many times faster than dense that is, as text."""
     gain = f" ({1 / figure['ratio']['median']:.2g} ×)" if figure["ratio"] else ""
     return f"{figure['median']:,.{1 if figure['median'] < 100 else 0}f}{gain}"
 

@@ -27,7 +27,7 @@ RANKS = Path(__file__).parent / "network_ranks.py"
 
 
 def measure(quick: bool) -> list[Figure]:
-    """Each number of workers by each way."""
+    """Measure each number of workers with ring allreduce and with each number of parameter servers."""
     workers, turns, steps = ((2,), 2, 2) if quick else (WORKERS, 5, 4)
     figures = []
     with network(max(workers) + max(SERVERS), RATE) as hosts:
@@ -50,7 +50,7 @@ def title(servers: int) -> str:
 
 
 def by_allreduce(hosts: Network, workers: int, turns: int, steps: int) -> list[float]:
-    """Examples per second of all ranks together, for each turn."""
+    """Return the examples per second of all ranks together, for each turn, with ring allreduce."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         out = folder / "measured.json"
@@ -62,7 +62,7 @@ def by_allreduce(hosts: Network, workers: int, turns: int, steps: int) -> list[f
 
 
 def by_parameter_servers(hosts: Network, servers: int, workers: int, turns: int, steps: int) -> list[float]:
-    """The same with parameter servers, for each so many steps of every worker."""
+    """Return the same with parameter servers; a turn is ``steps`` steps of every worker."""
     addresses = [f"{address}:{PORT}" for address in hosts.addresses]
     spec = json.dumps({"ps": addresses[:servers], "worker": addresses[servers : servers + workers]})
     tasks = [("ps", index) for index in range(servers)] + [("worker", index) for index in range(workers)]
@@ -84,7 +84,7 @@ def by_parameter_servers(hosts: Network, servers: int, workers: int, turns: int,
 
 
 def summary(result: dict[str, Any]) -> str:
-    """The figures as docs/figures.md shows them, a line for each number of workers."""
+    """Return the table of the figures in docs/figures.md, a row for each number of workers."""
     rates = {figure["what"]: figure["median"] for figure in result["figures"]}
     ways = ["ring allreduce", *map(title, SERVERS)]
     lines = [f"| workers | {' | '.join(ways)} |", "|---:|" + "---:|" * len(ways)]

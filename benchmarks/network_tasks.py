@@ -3,8 +3,8 @@
     python network_tasks.py CLUSTER JOB INDEX FILE LAYERS STEPS
 
 The model is that of ``network_ranks``, less the biases. Each worker pulls the parameters, computes, and pushes its
-gradients, without waiting for the others; it measures while all of them do so. It writes to FILE-INDEX.json how many
-seconds each of its steps took.
+gradients, without waiting for the others; it measures only while all of them train. It writes the seconds of each of
+its steps to FILE-INDEX.json.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def work(
                 session.run(train)
                 taken.append(time.perf_counter() - started)
             session.run(finish)
-            while session.run(done) < workers:  # the others still measure
+            while session.run(done) < workers:  # keep training while others still measure
                 session.run(train)
     return taken
 

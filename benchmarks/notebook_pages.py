@@ -1,7 +1,7 @@
-"""Pictures of the ready notebooks, to look at without an installation: python -m benchmarks.notebook_pages
+"""Pictures of the repository's notebooks, for readers without an installation: python -m benchmarks.notebook_pages
 
-Paints the outputs that each notebook in git has, top to bottom, as PNG to docs/pictures/; runs none of them
-(notebooks/execute.py does).
+Renders each notebook, with the outputs that it has in git, top to bottom, as PNG in docs/pictures/. No notebook is run
+(notebooks/execute.py does that).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from benchmarks.terminal_picture import PICTURES, REPOSITORY
 from tests.browser.jupyter import CHROMIUM_FLAGS, chromium
 
 NOTEBOOKS = REPOSITORY / "notebooks"
-WIDTH, SCALE = 1240, 1  # of the page in pixels, and device pixels in each
-COLOURS = 96  # of a picture: it is text and a few drawings
+WIDTH, SCALE = 1240, 1  # width of the page in pixels, and device pixels to each
+COLOURS = 96  # number of colours in a picture, enough for text and a few drawings
 
 
 def picture_of(notebook: Path) -> Path:
@@ -43,7 +43,7 @@ def paint(page: Page, notebook: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    """Take all of them."""
+    """Take the pictures of all notebooks."""
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
         browser = playwright.chromium.launch(executable_path=chromium(), args=CHROMIUM_FLAGS)
         page = browser.new_page(viewport={"width": WIDTH, "height": 1000}, device_scale_factor=SCALE)

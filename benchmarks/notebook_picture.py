@@ -1,7 +1,8 @@
-"""Pictures of the dashboard in JupyterLab, of what really happens: python -m benchmarks.notebook_picture
+"""Pictures of the dashboard in JupyterLab, from real runs: python -m benchmarks.notebook_picture
 
-Trains the MNIST script with Horovod on three workers, as a person would from a notebook, and takes the cell while it
-trains, and once it has failed because the data of one rank are not there. PNG, in docs/pictures/, light and dark.
+Trains the MNIST script with Horovod on three workers from a notebook, as a user would, and takes pictures of the cell:
+during training, and after a run has failed because the data of one rank are missing. PNG, in docs/pictures/, light and
+dark.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ CELL = """import muster
 
 muster.run_cluster(3, cpu=0.5, strategy="horovod", worker_script="{script}"{options})"""
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
-FROM_PROGRESS = 0.6  # of the run at which it is taken
+FROM_PROGRESS = 0.6  # share of the training after which the picture is taken
 ENOUGH = f"(document.querySelector('.muster-progress progress')?.value ?? 0) > {FROM_PROGRESS}"
 
 
 def main() -> None:
-    """Take all of them."""
+    """Take all pictures, in each theme."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium(), args=CHROMIUM_FLAGS)
         for name, theme in THEMES.items():
@@ -35,14 +36,14 @@ def main() -> None:
 
 
 def link_scripts(server: Server) -> None:
-    """Put the training scripts beside the notebook, and one that fails."""
+    """Link the training scripts beside the notebook, and write one there that fails."""
     for script in (REPOSITORY / "worker_scripts").glob("*.py"):
         (server.root / script.name).symlink_to(script)
     (server.root / "absent_data.py").write_text(ABSENT_DATA)
 
 
 def take_training(browser: Browser, server: Server, path: Path) -> None:
-    """The live view while it trains, with the log of a worker."""
+    """Take a picture of the dashboard during training, with the log of a worker."""
     cell = CELL.format(script="mnist_horovod.py", options=', args=["--epochs", 8]')
     page, notebook = open_notebook(browser, server, cell)
     notebook.run()
@@ -68,7 +69,7 @@ def take_failure(browser: Browser, server: Server, path: Path) -> None:
 
 
 def open_notebook(browser: Browser, server: Server, cell: str) -> tuple[Page, Notebook]:
-    """A notebook of one cell, in a page as large as a laptop's."""
+    """Return a page as large as a laptop's screen, and the notebook of one cell that is open in it."""
     write_notebook(server.root / "mnist.ipynb", cell)
     page = browser.new_context(viewport={"width": 1360, "height": 1200}, device_scale_factor=1.5).new_page()
     notebook = Notebook(server, page, "mnist.ipynb")
@@ -77,7 +78,7 @@ def open_notebook(browser: Browser, server: Server, cell: str) -> tuple[Page, No
 
 
 def take(page: Page, path: Path) -> None:
-    """The cell and what is below it, and nothing else of the page."""
+    """Take a picture of the cell with its output, and of nothing else on the page."""
     page.mouse.move(0, 0)
     page.evaluate("document.activeElement?.blur()")
     page.locator(".jp-Notebook .jp-CodeCell").first.screenshot(path=path)

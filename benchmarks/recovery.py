@@ -28,13 +28,13 @@ from benchmarks.recovery_steps import seconds_lost
 HERE = Path(__file__).parent
 RANKS = 2
 HAS_TORCH = "import torch.distributed.run"
-# PyTorch 1's torchrun fails on Python 3.11 with the values that both have by default, and with 3.
+# On Python 3.11, PyTorch 1's torchrun fails with the defaults of these two options, and with the value 3.
 OUTPUT = ("--redirects=1", "--tee=2")
 LIMIT = 300.0  # seconds that one run may take
 
 
 def measure(quick: bool) -> list[Figure]:
-    """Each by turns, with the scripts of the two frameworks."""
+    """Measure Muster, Horovod's elastic mode and, if PyTorch is there, torchrun, by turns."""
     torch = find_torch()
     with private_home(), bare_horovod.hosts(RANKS + 1) as hosts:
         contenders: dict[str, Callable[[], float]] = {
@@ -56,7 +56,7 @@ def measure(quick: bool) -> list[Figure]:
 
 
 def find_torch() -> str | None:
-    """Return the interpreter that has PyTorch; None where there is none."""
+    """Return an interpreter that has PyTorch, or None if there is none."""
     for python in (sys.executable, os.environ.get("MUSTER_TORCH")):
         if python and shutil.which(python):
             tried = subprocess.run([python, "-c", HAS_TORCH], capture_output=True, check=False)
@@ -66,7 +66,7 @@ def find_torch() -> str | None:
 
 
 def by_muster(strategy: str, python: str, script: str) -> float:
-    """Recover with ``restarts=1``; call it in a new session."""
+    """Return the seconds lost with Muster's ``restarts=1``; to be called in a new process."""
     with tempfile.TemporaryDirectory() as name, open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
         muster.run_cluster(
             RANKS, strategy=strategy, python=python, worker_script=HERE / script, args=[name], restarts=1,
@@ -76,7 +76,7 @@ def by_muster(strategy: str, python: str, script: str) -> float:
 
 
 def by_elastic_horovod(hosts: Hosts) -> float:
-    """Recover with ``horovodrun --host-discovery-script``."""
+    """Return the seconds lost with ``horovodrun --host-discovery-script``."""
     with tempfile.TemporaryDirectory() as name:
         discovery = Path(name, "hosts")
         discovery.write_text("#!/bin/sh\n" + "".join(f"echo {address}:1\n" for address in hosts.addresses))
@@ -86,7 +86,7 @@ def by_elastic_horovod(hosts: Hosts) -> float:
 
 
 def by_torchrun(python: str) -> float:
-    """Recover with ``torchrun --max-restarts=1``."""
+    """Return the seconds lost with ``torchrun --max-restarts=1``."""
     with tempfile.TemporaryDirectory() as name:
         subprocess.run(
             [python, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={RANKS}", "--max_restarts=1",

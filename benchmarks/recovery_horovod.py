@@ -22,7 +22,7 @@ BEGINNING = np.zeros(1000, np.float32)
 
 
 def after_step(weight: Any, step: int) -> Any:
-    """Return the weights that all ranks have after one more step."""
+    """Take a step, and return the weights that all ranks have after it; rank 1 is killed before one step, once."""
     if hvd.rank() == 1:
         kill_once(folder, step)
     gradient = hvd.allreduce(tf.constant(weight - step), name=f"gradient-{step}")
@@ -52,7 +52,7 @@ def train() -> None:
 
 hvd.init()
 if is_elastic:
-    # Not its TensorFlowState, in whose constructor a new rank waits for the others, which have theirs already.
+    # Not TensorFlowState: in its constructor a new rank waits for the others, which have made theirs already.
     elastic.run(train_elastic)(elastic.ObjectState(hvd.broadcast_object, hvd.rank, weight=BEGINNING, step=0))
 else:
     train()

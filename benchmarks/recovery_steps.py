@@ -1,4 +1,4 @@
-"""Common parts of the scripts that ``recovery`` trains with. Standard library only: any interpreter runs it."""
+"""Common parts of the scripts that ``recovery`` trains with; standard library only, so that any interpreter runs it."""
 
 import os
 import signal
@@ -9,13 +9,13 @@ STEPS, KILLED_AT = 10, 5
 
 
 def note(folder: Path, rank: int, step: int) -> None:
-    """Note when a rank has ended a step."""
+    """Note that a rank has ended a step, with the time."""
     with (folder / f"steps-{rank}").open("a") as file:
         file.write(f"{time.time()} {step}\n")
 
 
 def kill_once(folder: Path, step: int) -> None:
-    """Kill this process before a step, and note when; never a second time."""
+    """Kill this process, and note the time, if this is step ``KILLED_AT`` and no process has been killed yet."""
     killed = folder / "killed"
     if step == KILLED_AT and not killed.exists():
         killed.write_text(str(time.time()))
@@ -23,7 +23,7 @@ def kill_once(folder: Path, step: int) -> None:
 
 
 def seconds_lost(folder: Path) -> float:
-    """Return the seconds from the kill to the end of the step that it was in, on the rank that comes to it first."""
+    """Return the seconds from the kill to the end of the step before which it came, on the rank that ends it first."""
     killed = float((folder / "killed").read_text())
     noted = [line.split() for path in folder.glob("steps-*") for line in path.read_text().splitlines()]
     return min(float(end) for end, step in noted if int(step) >= KILLED_AT) - killed

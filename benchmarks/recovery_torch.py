@@ -1,4 +1,4 @@
-"""The script of ``recovery`` for PyTorch: as ``recovery_horovod.py``, on gloo and from a checkpoint.
+"""The script of ``recovery`` for PyTorch: like ``recovery_horovod.py``, over gloo and from a checkpoint.
 
 recovery_torch.py FOLDER
 """

@@ -31,7 +31,7 @@ ALONE = f"{IMPORTS}; began = time.time(); sys.argv = sys.argv[1:]; runpy.run_pat
 
 
 def measure(quick: bool) -> list[Figure]:
-    """Both runs of a pool, bare, and a process alone, by turns."""
+    """Measure both runs of a pool, a bare horovodrun, and a process that trains alone, by turns."""
     with private_home(), bare_horovod.hosts(training.WORKERS) as hosts:
         if not quick:
             fresh(_both)  # a first run after a long time reads TensorFlow from the disk
@@ -54,7 +54,10 @@ def measure(quick: bool) -> list[Figure]:
 
 
 def _both() -> dict[str, float]:
-    """Seconds to the first step of two runs of a pool, from the last step of the second to its return; memory."""
+    """Make two runs of a pool, and return the seconds to the first step of each (``first``, ``second``).
+
+    Returns as well the seconds from the second's last step to its return (``end``), and the template's ``megabytes``.
+    """
     with (
         tempfile.TemporaryDirectory() as folder,
         open(os.devnull, "w") as null,
@@ -78,7 +81,7 @@ def _both() -> dict[str, float]:
 
 
 def _alone() -> dict[str, float]:
-    """Seconds to the first step in a process that has imported everything, and trains alone."""
+    """Return the seconds to the first step in a process that has imported everything, and trains alone."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "measured.json"
         program = ALONE + "print(json.loads(open(sys.argv[1]).read())['first_step'] - began)"

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks import startup
 from benchmarks.measuring import Figure, by_turns, fresh, main, private_home
@@ -20,8 +21,15 @@ from benchmarks.measuring import Figure, by_turns, fresh, main, private_home
 SERVE = (sys.executable, "-m", "muster", "serve")
 
 
+class Service(NamedTuple):
+    """A ``muster serve`` that runs: its process, and its port on loopback."""
+
+    pid: int
+    port: int
+
+
 def measure(quick: bool) -> list[Figure]:
-    """Both by turns."""
+    """Measure workers launched through the service and workers launched directly, by turns."""
     with private_home() as home, serving(home):
         contenders = {name: lambda name=name: fresh(startup.muster, name) for name in ("workbench", "local")}
         taken = by_turns(1 if quick else 10, contenders)
@@ -34,17 +42,17 @@ def measure(quick: bool) -> list[Figure]:
 
 
 @contextlib.contextmanager
-def serving(project: Path) -> Iterator[None]:
-    """A service for a project, which this process and its children are clients of, for as long as a benchmark takes."""
+def serving(project: Path) -> Iterator[Service]:
+    """Run ``muster serve`` for a project within the block, with this process and its children as its clients."""
     before = dict(os.environ)
     command = [*SERVE, "--port", "0", "--project", str(project)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
         try:
             assert service.stdout is not None
             line = next(line for line in service.stdout if line.startswith("Serving "))
-            url = line.split(" on ")[-1].split(",")[0]
-            os.environ.update(variables(url.rpartition(":")[2]))
-            yield
+            port = line.split(" on ")[-1].split(",")[0].rpartition(":")[2]
+            os.environ.update(variables(port))
+            yield Service(service.pid, int(port))
         finally:
             os.environ.clear()
             os.environ.update(before)

@@ -29,13 +29,13 @@ from tests.platforms.slurm_engine import Engine, fetch, why_not
 from tests.platforms.slurm_stand_in import StandIn
 
 REAL = 10
-CPUS = 8  # of each of two nodes
-MOST = 0.5  # a second: one look each two seconds
+CPUS = 8  # on each of two nodes
+MOST = 0.5  # commands a second: one poll every two seconds
 START_SECONDS = 600.0
 
 
 def measure(quick: bool) -> list[Figure]:
-    """The figure for each number of workers."""
+    """Measure the commands a second for each number of workers."""
     seconds = 4 if quick else 60
     with private_home():
         asked = {REAL: fresh(real, REAL, seconds)}
@@ -54,7 +54,7 @@ def measure(quick: bool) -> list[Figure]:
 
 
 def real(workers: int, seconds: float) -> float:
-    """Commands a second with tasks on a real Slurm."""
+    """Return the commands a second with tasks on a real Slurm."""
     root = None if why_not() else fetch()
     if root is None:
         raise Unavailable(why_not() or "Debian's packages of Slurm cannot be fetched here")
@@ -67,7 +67,7 @@ def real(workers: int, seconds: float) -> float:
 
 
 def simulated(workers: int, seconds: float) -> float:
-    """Commands a second with agents that are nothing but their side of the wire."""
+    """Return the commands a second with simulated agents, which only speak the protocol with the session."""
     with tempfile.TemporaryDirectory(prefix="slurm-") as folder, simulated_agents(workers, PROGRESS) as channels:
         slurm = StandIn(Path(folder, "slurm"))
         slurm.has_a_job()
@@ -76,11 +76,11 @@ def simulated(workers: int, seconds: float) -> float:
 
 
 def asked_a_second(platform: SlurmPlatform, workers: int, seconds: float, asked: Callable[[], Sequence[str]]) -> float:
-    """Commands a second between the moment at which all workers are connected and the end of so many seconds."""
+    """Return the commands a second within ``seconds`` seconds, once all workers are connected."""
     job = Job(None, workers, resources=Resources(1, 0.1))
     with Cluster(job, strategy=Idle(), platform=platform, timeout_seconds=START_SECONDS):
         before = len(asked())
-        while len(asked()) == before:  # from a look on, or a short time would seem to have one more
+        while len(asked()) == before:  # begin just after a command, or a short time could seem to have one too many
             time.sleep(0.01)
         before, began = len(asked()), time.monotonic()
         time.sleep(seconds)
@@ -88,7 +88,7 @@ def asked_a_second(platform: SlurmPlatform, workers: int, seconds: float, asked:
 
 
 class Simulated(SlurmPlatform):
-    """Workers whose tasks have told where they are at once, and whose agents are simulated."""
+    """A Slurm platform whose tasks report their nodes at once, and whose agents are simulated."""
 
     def __init__(self, channels: Sequence[Connection]) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Simulated(SlurmPlatform):
         self._channels = channels
 
     def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
-        """Submit them, and be their tasks."""
+        """Submit the workers, and write the reports that their tasks would write."""
         handles = super().submit(specs, run_key)
         for task, handle in enumerate(handles):
             news: Mapping[str, object] = {"node": "n1", "address": "127.0.0.1", "pid": 1, "at": time.time()}
@@ -107,7 +107,7 @@ class Simulated(SlurmPlatform):
 
 @contextlib.contextmanager
 def on_the_path(path: str) -> Iterator[None]:
-    """Have commands be looked for on another search path."""
+    """Set ``PATH`` to another search path within the block."""
     before = os.environ["PATH"]
     os.environ["PATH"] = path
     try:

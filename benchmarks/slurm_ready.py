@@ -24,7 +24,7 @@ WORKERS = 8
 
 
 def measure(quick: bool) -> list[Figure]:
-    """Both by turns."""
+    """Measure Muster and a bare ``srun`` by turns."""
     root = None if why_not() else fetch()
     if root is None:
         raise Unavailable(why_not() or "Debian's packages of Slurm cannot be fetched here")
@@ -42,7 +42,7 @@ def measure(quick: bool) -> list[Figure]:
 
 
 def muster(engine: Engine) -> float:
-    """Seconds from a submission until all its workers run."""
+    """Return the seconds from submitting workers until all of them run."""
     folder = Path(tempfile.mkdtemp(prefix="muster-benchmark-"))
     run = Run(folder)
     platform = SlurmPlatform()
@@ -60,7 +60,7 @@ def muster(engine: Engine) -> float:
 
 
 def bare(engine: Engine) -> float:
-    """Seconds from the submission of a job that starts as many programs which do nothing until it is done."""
+    """Return the seconds from submitting a job that starts as many programs, which do nothing, until it is done."""
     done = engine.folder / "done"
     began = time.monotonic()
     engine.submit(f"--ntasks={WORKERS}", command=f"srun --ntasks={WORKERS} --mpi=none true && touch {done}")

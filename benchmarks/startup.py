@@ -47,7 +47,10 @@ FOLLOWING = 5  # runs of a session after its first
 
 
 def measure(quick: bool) -> list[Figure]:
-    """All of them by turns; the peers, which take seconds, in fewer rounds."""
+    """Measure Muster and the floor by turns, then Dask and ipyparallel, which take seconds, in fewer rounds.
+
+    With ``--beside`` only whole runs are measured, those of the other checkout as well.
+    """
     if other := other_checkout():
         return whole_runs(quick, other)
     with private_home():
@@ -73,9 +76,9 @@ def measure(quick: bool) -> list[Figure]:
 
 
 def whole_runs(quick: bool, other: Path | None = None) -> list[Figure]:
-    """Figures of runs of two workers that have nothing to do: of this checkout, and of another one, if given."""
+    """Return figures of runs of two workers that have nothing to do: of this checkout, and of another one, if given."""
     contenders = {checkout: partial(session, checkout) for checkout in (HERE, *([other] if other else []))}
-    by_turns(1, contenders)  # compiles what is not compiled yet
+    by_turns(1, contenders)  # so that all modules are compiled
     taken = by_turns(1 if quick else 10, contenders)
 
     def figure(what: str, key: str) -> Figure:
@@ -92,11 +95,11 @@ def whole_runs(quick: bool, other: Path | None = None) -> list[Figure]:
 
 
 def session(checkout: Path) -> dict[str, float]:
-    """Seconds and CPU seconds of the first run, and medians of the following ones."""
+    """Return the seconds and CPU seconds of a session's first run, and their medians of the following runs."""
     program = Path(__file__).with_name("startup_session.py")
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as home:
         environment = environment_of(checkout, Path(home))
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages are compiled
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # as with installed packages, which are compiled
         command = [sys.executable, str(program), str(1 + FOLLOWING)]
         done = subprocess.run(command, env=environment, cwd=home, stdout=subprocess.PIPE, check=True)
     first, *following = json.loads(done.stdout)
@@ -110,7 +113,7 @@ def session(checkout: Path) -> dict[str, float]:
 
 
 def muster(platform: str = "local") -> dict[str, float]:
-    """Seconds from ``Cluster.start`` until all agents have said hello, and those of each phase on the way there."""
+    """Return the seconds from ``Cluster.start`` until all agents have said hello, in all and by phase."""
     entered: dict[str, float] = {}
 
     def observe(event: Event) -> None:
@@ -128,7 +131,7 @@ def muster(platform: str = "local") -> dict[str, float]:
 
 
 def bare() -> float:
-    """Seconds until eight Python processes have connected back."""
+    """Return the seconds until eight bare Python processes have connected back."""
     with socket.create_server(("127.0.0.1", 0), backlog=WORKERS) as listener:
         command = [sys.executable, "-c", CONNECT_BACK, str(listener.getsockname()[1])]
         started = time.perf_counter()
@@ -144,7 +147,7 @@ def bare() -> float:
 
 
 def dask() -> float:
-    """Seconds until eight Dask workers are connected to their scheduler."""
+    """Return the seconds until eight Dask workers are connected to their scheduler."""
     from distributed import Client, LocalCluster
 
     started = time.perf_counter()
@@ -155,7 +158,7 @@ def dask() -> float:
 
 
 def ipyparallel() -> float:
-    """Seconds until eight IPython engines are ready."""
+    """Return the seconds until eight IPython engines are ready."""
     from ipyparallel import Cluster as Engines
 
     started = time.perf_counter()

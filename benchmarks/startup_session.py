@@ -1,9 +1,9 @@
-"""The session of the benchmark ``startup``: some runs of two workers that have nothing to do, one after the other.
+"""The session of the benchmark ``startup``: runs of two workers that have nothing to do, one after the other.
 
     startup_session.py RUNS
 
-Prints a line of JSON: for each run its seconds, and the CPU seconds of the session and of all that it has started. It
-runs with whichever Muster is on its path.
+Prints a line of JSON: for each run its seconds, and the CPU seconds of the session and of all processes that it has
+started. It uses whichever Muster is on its path.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ import muster
 
 
 def cpu_seconds() -> float:
-    """CPU seconds of this process and of all its descendants that have ended."""
+    """Return the CPU seconds of this process and of all its descendants that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def main() -> None:
-    """Make the runs."""
+    """Make the runs, and print their figures."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "nothing.py"

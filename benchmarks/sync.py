@@ -33,7 +33,7 @@ SSHD = "/usr/sbin/sshd"
 
 
 def measure(quick: bool) -> list[Figure]:
-    """Both by turns, each time into folders that are new."""
+    """Measure Muster and rsync by turns, each time into new folders."""
     for program in ("rsync", "ssh", "ssh-keygen", SSHD):
         if not shutil.which(program):
             raise Unavailable(f"{program} is not installed")
@@ -57,13 +57,13 @@ def measure(quick: bool) -> list[Figure]:
 
 
 def muster(project: Path, folder: Path) -> tuple[float, float]:
-    """Seconds that it takes to send the project, and to find that all of it is there."""
+    """Return the seconds that Muster takes to send the project, and to find that all of it is there already."""
     with tempfile.TemporaryDirectory(dir=folder) as caches:
         return _send(project, Path(caches)), _send(project, Path(caches))
 
 
 class Elsewhere(LocalPlatform):
-    """Workers of this machine that see neither the session's files nor one another's, each with a cache of its own."""
+    """A local platform whose workers see neither the session's files nor one another's; each has its own cache."""
 
     storage = Storage.NOTHING
     caches = Path()
@@ -102,7 +102,7 @@ def _send(project: Path, caches: Path) -> float:
 
 
 def rsync(project: Path, folder: Path, command: str) -> tuple[float, float]:
-    """The same of four rsyncs at once."""
+    """Return the same for four rsyncs at once."""
     with tempfile.TemporaryDirectory(dir=folder) as hosts:
         targets = [f"127.0.0.1:{hosts}/{number}/" for number in range(HOSTS)]
         return _rsync(project, targets, command), _rsync(project, targets, command)
@@ -118,7 +118,7 @@ def _rsync(project: Path, targets: list[str], command: str) -> float:
 
 
 def _write(project: Path, divisor: int) -> None:
-    """Make files that cannot be compressed."""
+    """Write the project's files, whose contents cannot be compressed."""
     noise = random.Random(0)
     for number in range(SMALL // divisor):
         path = project / f"package{number % 20}" / f"module{number}.py"
@@ -131,7 +131,7 @@ def _write(project: Path, divisor: int) -> None:
 
 @contextlib.contextmanager
 def _sshd(folder: Path) -> Iterator[str]:
-    """Run an sshd at the loopback that takes one key, and yield the ssh command that logs in there."""
+    """Run an sshd on loopback that accepts one key, and yield the ssh command that logs in to it."""
     os.makedirs("/run/sshd", exist_ok=True)
     for name in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)

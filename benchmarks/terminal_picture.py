@@ -1,7 +1,7 @@
-"""Pictures of the terminal view, painted from what really happened: python benchmarks/terminal_picture.py
+"""Pictures of the terminal view, from real runs: python benchmarks/terminal_picture.py
 
-Trains the MNIST script with Horovod on three workers, once as it is and once where the data of one rank is not there,
-and writes what a terminal shows at a moment of each as SVG to docs/pictures/.
+Trains the MNIST script with Horovod on three workers, once as it is and once with the data of one rank missing, and
+writes what a terminal shows at one moment of each run as SVG to docs/pictures/.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def load_share(data, limit_train):
 mnist_data.load = load_share
 runpy.run_module("mnist_horovod", run_name="__main__")
 """
-# The picture uses a font that is there, rather than have every reader's browser fetch one.
+# The picture uses a font of the reader's system, so that no browser has to fetch one.
 WITHOUT_WEB_FONTS = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 
 
 def events_of(script: Path) -> list[Event]:
-    """Everything that observers see of one training, also if it fails."""
+    """Return all events of one training, even if it fails."""
     events: list[Event] = []
     environment = {"PYTHONPATH": str(REPOSITORY / "worker_scripts")}
     job = Job(make_script(script), n_workers=3, resources=Resources(cpu=0.5), env=environment, name="mnist")
@@ -57,13 +57,13 @@ def events_of(script: Path) -> list[Event]:
 
 
 def middle_of_training(events: list[Event]) -> int:
-    """Return the number of events until two thirds of the reported progress."""
+    """Return the number of events up to two thirds of the reports of progress."""
     progress = [index for index, event in enumerate(events) if event.kind == "progress"]
     return progress[len(progress) * 2 // 3] + 1
 
 
 def picture(events: list[Event]) -> str:
-    """Return a terminal's picture after these events, as SVG."""
+    """Return a picture of the terminal after these events, as SVG."""
     view = RunView(clock=lambda: events[-1].time)
     for event in events:
         fold(view, event)

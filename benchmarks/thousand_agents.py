@@ -36,19 +36,19 @@ from muster.security.certificates import make_certificate
 from benchmarks.idle import Idle
 from benchmarks.measuring import Figure, Target, by_turns, fresh, main, private_home
 
-PROCESSES = 3  # that the simulated agents live in
-SETTLE_SECONDS = 1.0  # until every agent has reported once
+PROCESSES = 3  # processes that the simulated agents share
+SETTLE_SECONDS = 1.0  # time until every agent has reported once
 REPORTS_PER_SECOND = 1000  # of all agents together
 START_SECONDS = 600.0
-AT_ONCE = 100  # agents of a process that connect
+AT_ONCE = 100  # agents of one process that connect at the same time
 LIMIT = 10  # percent of one core
-STATUS = 3  # of the one that fails
+STATUS = 3  # exit status of the rank that fails
 PROGRESS = ("progress",)
 EVERYTHING = ("progress", "usage", "output")
 
 
 def measure(quick: bool) -> list[Figure]:
-    """Muster and the bare server by turns, with progress reports alone and with everything that agents send."""
+    """Measure Muster and the bare server by turns, with progress reports alone and with everything that agents send."""
     workers, seconds = (100, 1) if quick else (1000, 20)
     contenders: dict[tuple[str, Sequence[str]], Callable[[], dict[str, float]]] = {
         (side.__name__, reports): functools.partial(fresh, side, workers, seconds, reports)
@@ -72,7 +72,7 @@ def measure(quick: bool) -> list[Figure]:
 
 
 def measure_many(workers: int, seconds: float) -> list[Figure]:
-    """The figures of so many workers, one of which fails at the end."""
+    """Return the figures of ``workers`` workers, one of which fails at the end."""
     with private_home():
         taken = by_turns(
             2, {side: functools.partial(fresh, side, workers, seconds, PROGRESS) for side in (muster, bare)}
@@ -93,7 +93,7 @@ def measure_many(workers: int, seconds: float) -> list[Figure]:
 
 
 def muster(workers: int, seconds: float, reports: Sequence[str]) -> dict[str, float]:
-    """The session's figures, with a cluster as users start it; at the end one of its workers fails."""
+    """Return the figures of a session with a cluster as users start it; at the end one of its workers fails."""
     entered: dict[str, float] = {}
     taken = 0
     told = 0.0
@@ -128,7 +128,7 @@ def muster(workers: int, seconds: float, reports: Sequence[str]) -> dict[str, fl
 
 
 def bare(workers: int, seconds: float, reports: Sequence[str]) -> dict[str, float]:
-    """The same figures of a server that only parses what comes."""
+    """Return the same figures of a server that only parses the messages that arrive."""
 
     async def serve(channels: Sequence[Connection]) -> dict[str, float]:
         memory = resident()
@@ -147,9 +147,9 @@ def bare(workers: int, seconds: float, reports: Sequence[str]) -> dict[str, floa
 
 
 def share_of_core(workers: int, seconds: float, taken: Callable[[], int]) -> float:
-    """Percent of one core that this process needs for one progress report of each worker a second, or 1,000 of all.
+    """Return the percentage of a core that this process needs for a report a second of each worker, at most 1,000.
 
-    Measured for each report that came: on a busy machine the agents may not manage all.
+    It is computed from the CPU time per report that arrived: on a busy machine the agents may not manage all.
     """
     time.sleep(SETTLE_SECONDS)
     cpu, before = time.process_time(), taken()
@@ -158,12 +158,12 @@ def share_of_core(workers: int, seconds: float, taken: Callable[[], int]) -> flo
 
 
 def resident() -> float:
-    """This process's resident memory in MB."""
+    """Return this process's resident memory in MB."""
     return psutil.Process().memory_info().rss / 1e6
 
 
 class Simulated(Platform):
-    """Workers that are nothing but their agents' side of the wire."""
+    """A platform whose workers are simulated agents, which only speak the protocol with the session."""
 
     name = "simulated"
 
@@ -172,33 +172,33 @@ class Simulated(Platform):
         self._workers: list[Worker] = []
 
     def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
-        """Tell the processes which agents to be."""
+        """Tell the processes which agents to simulate."""
         self._workers = [Worker(spec.name, spec.name, Status.STARTING) for spec in specs]
         send_specs(self._channels, [(spec.name, spec.session) for spec in specs if spec.session])
         return [spec.name for spec in specs]
 
     def poll(self, handles: Sequence[str]) -> list[Worker]:
-        """Nothing ever happens to them."""
+        """Return the workers as starting: their state never changes."""
         return [Worker(handle, handle, Status.STARTING) for handle in handles]
 
     def reattach(self, handles: Sequence[str]) -> list[Worker]:
-        """Nothing has to be done."""
+        """Return the workers, as ``poll`` does."""
         return self.poll(handles)
 
     def stop(self, handles: Sequence[str]) -> None:
-        """They end by themselves, with the session."""
+        """Do nothing: the workers end by themselves, with the session."""
 
     def list(self) -> list[Worker]:
-        """All of them."""
+        """Return all workers."""
         return self._workers
 
     def logs(self, handle: str) -> Iterator[str]:
-        """None."""
+        """Return no lines."""
         return iter(())
 
 
 class BareServer:
-    """A TLS server that says what agents wait for, and parses what they say."""
+    """A TLS server that sends agents the messages that they wait for, and parses theirs."""
 
     def __init__(self, workers: int) -> None:
         self._workers = self._missing = workers
@@ -207,7 +207,7 @@ class BareServer:
         self.all_here: asyncio.Future[None]
 
     async def open(self) -> SessionAddress:
-        """Listen, and return where."""
+        """Start to listen, and return the address."""
         loop = asyncio.get_running_loop()
         self.all_here = loop.create_future()
         certificate, key = make_certificate("127.0.0.1")
@@ -220,7 +220,7 @@ class BareServer:
         return SessionAddress("127.0.0.1", server.sockets[0].getsockname()[1], certificate, "")
 
     def hello(self, transport: asyncio.Transport) -> None:
-        """One more is here."""
+        """Welcome an agent that has said hello, and order it to start."""
         self._transports.append(transport)
         self._missing -= 1
         transport.write(frames.encode("welcome", interval=max(1.0, self._workers / REPORTS_PER_SECOND)))
@@ -229,7 +229,7 @@ class BareServer:
             self.all_here.set_result(None)
 
     def close(self) -> None:
-        """Hang up on all."""
+        """End all connections."""
         for transport in self._transports:
             transport.abort()
 
@@ -254,7 +254,7 @@ class _BareConnection(asyncio.Protocol):
 
 @contextlib.contextmanager
 def simulated_agents(workers: int, reports: Sequence[str]) -> Iterator[list[Connection]]:
-    """Processes that wait for the names of the agents they are to be, on a channel each."""
+    """Run processes that simulate agents, and yield a channel to each, on which it waits for its agents' names."""
     spawn = multiprocessing.get_context("spawn")
     channels, processes = [], []
     for _ in range(PROCESSES):
@@ -274,15 +274,16 @@ def simulated_agents(workers: int, reports: Sequence[str]) -> Iterator[list[Conn
 
 
 def send_specs(channels: Sequence[Connection], agents: Sequence[tuple[str, SessionAddress]]) -> None:
-    """Share the agents out among the processes."""
+    """Distribute the agents among the processes."""
     for index, channel in enumerate(channels):
         channel.send(agents[index :: len(channels)])
 
 
 def be_agents(channel: Connection, reports: Sequence[str]) -> None:
-    """Be some agents, from the moment that their names are known until the session hangs up.
+    """Simulate the agents whose names arrive on the channel, until all have been told to end.
 
-    The first of them fails when a status comes. Sends when the last of them was told to stop.
+    Rank 0, if its agent is among them, fails with the exit status that arrives on the channel later. At the end, the
+    time at which the last of the agents was told to stop is sent on the channel.
     """
     channel.send("ready")
     agents: list[tuple[str, SessionAddress]] = channel.recv()
@@ -300,13 +301,13 @@ def be_agents(channel: Connection, reports: Sequence[str]) -> None:
 
 
 class Orders:
-    """Orders that some agents are sent.
+    """Orders that the agents of one process have received.
 
     Attributes:
-        fail: has the first of them fail, with a status.
+        fail: function that makes rank 0 fail with an exit status, if its agent is among them.
         stopped_at: when the last of them was told to stop, in seconds since 1970; 0.0 if none was.
-        may_connect: held by those that connect: more at once than real agents, each on a core of its own, could be
-            slower at it than the session allows.
+        may_connect: held by agents while they connect. They share a process, unlike real agents: if too many connected
+            at once, each could take longer than the session allows.
     """
 
     def __init__(self) -> None:
@@ -318,7 +319,7 @@ class Orders:
 async def live(
     name: str, address: SessionAddress, context: ssl.SSLContext, reports: Sequence[str], orders: Orders
 ) -> None:
-    """One agent with one process of one rank, from its hello until it is told to end."""
+    """Simulate one agent with the process of one rank, from its hello until it is told to end."""
     async with orders.may_connect:
         reader, writer = await asyncio.open_connection(address.host, address.port, ssl=context)
 
@@ -361,8 +362,8 @@ async def live(
 
 
 async def report_repeatedly(say: Callable[..., None], rank: int, reports: Sequence[str], interval: float) -> None:
-    """Progress, what the process uses, and what it prints, as real agents send them every so many seconds."""
-    await asyncio.sleep(interval * random.random())  # not all at the same moment
+    """Send progress, usage and output every ``interval`` seconds, as real agents do."""
+    await asyncio.sleep(interval * random.random())  # so that not all agents report at the same moment
     for step in range(1, 1 << 30):
         if "progress" in reports:
             metrics = {"loss": 1 / step, "accuracy": 0.5}

@@ -15,7 +15,7 @@ LIMIT = 0.98
 
 
 def measure(quick: bool) -> list[Figure]:
-    """Short runs by turns."""
+    """Measure short runs by Muster and by a bare horovodrun, by turns."""
     options = ("--steps", str(10 if quick else STEPS), "--epochs", str(2 if quick else 4))
     with private_home(), bare_horovod.hosts(training.WORKERS) as hosts:
         taken = by_turns(

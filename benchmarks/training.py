@@ -20,11 +20,11 @@ SCRIPT = Path(__file__).parent / "lenet.py"
 
 
 def by_muster(*options: str, launcher: str = "horovodrun") -> dict[str, float]:
-    """In a new session: what ``measured`` returns of a run.
+    """Train with Muster in a new process, and return what ``measured`` does.
 
     Args:
         options: arguments of the script.
-        launcher: what starts the ranks.
+        launcher: launcher of the ranks, as of ``muster.Horovod``.
     """
     return fresh(_by_muster, launcher, *options)
 
@@ -39,7 +39,7 @@ def _by_muster(launcher: str, *options: str) -> dict[str, float]:
 
 
 def by_horovodrun(hosts: Hosts, *options: str) -> dict[str, float]:
-    """The same by a bare horovodrun."""
+    """Train with a bare horovodrun, and return what ``measured`` does."""
     out = hosts.folder / "measured.json"
     out.unlink(missing_ok=True)
     started = time.time()
@@ -48,6 +48,6 @@ def by_horovodrun(hosts: Hosts, *options: str) -> dict[str, float]:
 
 
 def measured(out: Path, started: float) -> dict[str, float]:
-    """Return what the script measured, ``seconds`` until its first step, and those since its last as ``end``."""
+    """Return the script's figures, and the seconds until its first step (``seconds``) and since its last (``end``)."""
     found = json.loads(out.read_text())
     return {**found, "seconds": found["first_step"] - started, "end": time.time() - found["last_step"]}

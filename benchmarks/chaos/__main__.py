@@ -29,7 +29,7 @@ from benchmarks.chaos.harness import Outcome
 from benchmarks.chaos.kept import Kept
 from benchmarks.measuring import RESULTS, machine, write_json
 
-# What faults are drawn of unless the draw is narrowed: on every machine the same, whatever is there.
+# Options that faults are drawn from by default: the same on every machine, whatever is installed there.
 ALL = {"strategies": ",".join(shapes.ALL), "faults": ",".join(faults.EVERYWHERE), "platforms": "local"}
 
 
@@ -54,7 +54,7 @@ def main() -> int:
     if not cases:
         return 1
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with contextlib.suppress(KeyboardInterrupt):  # what has come until then counts
+    with contextlib.suppress(KeyboardInterrupt):  # results until then count
         for case, outcome in lanes.run(cases, arguments.keep / str(arguments.seed), arguments.lanes, is_isolated):
             results.append(kept.Kept.of(arguments.seed, case, outcome))
             print(line(case, outcome), flush=True)
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def told(results: Sequence[Kept], is_recorded: bool) -> int:
-    """Print the table of what came of the cases, and return the exit status that says whether all was right."""
+    """Print the table of the results, and return the exit status: 0 if all cases were right and nothing was left."""
     if not results:
         return 1
     told = figures(results)
@@ -77,7 +77,7 @@ def told(results: Sequence[Kept], is_recorded: bool) -> int:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -104,7 +104,7 @@ def parse() -> argparse.Namespace:
 
 
 def line(case: Case, outcome: Outcome) -> str:
-    """One case in a line."""
+    """Return a line of text about one case; what was wrong is on further lines."""
     what = " and ".join(map(str, case.faults))
     mark = "ok   " if outcome.is_right else "WRONG"
     told = "" if outcome.is_right else f"\n      told: {outcome.error}: {outcome.message}"
@@ -115,14 +115,17 @@ def line(case: Case, outcome: Outcome) -> str:
 
 
 def replay(arguments: argparse.Namespace) -> str:
-    """The options with which any machine draws the same faults: the seed, and what the draw was narrowed to."""
+    """Return the options with which any machine draws the same faults: the seed, and those that narrow the draw."""
     narrowed = [f"--{name} {shlex.quote(value)}" for name in ALL if (value := getattr(arguments, name)) != ALL[name]]
     narrowed += ["--restarts"] if arguments.restarts else []
     return " ".join([f"--seed {arguments.seed}", *narrowed])
 
 
 def lacks(case: Case, is_isolated: bool) -> str:
-    """What a case needs that is not here, in words; empty where there is everything. It is drawn all the same."""
+    """Return, in words, what this machine lacks for a case; an empty string if it lacks nothing.
+
+    Such cases are drawn all the same, so that the draw does not depend on the machine.
+    """
     if case.family in faults.FOR_ROOT and not is_isolated:
         return "not here: it takes root, unshare and ip"
     missing = [case.shape.strategy] if case.shape.strategy not in shapes.available() else []
@@ -131,7 +134,7 @@ def lacks(case: Case, is_isolated: bool) -> str:
 
 
 def figures(results: Sequence[Kept]) -> dict[str, Any]:
-    """What came of the cases, by kind of fault, as numbers."""
+    """Return the numbers of the results, by kind of fault."""
     families = [*dict.fromkeys(result.family for result in results)]
     loads = [result.load for result in results]
     return {
@@ -144,7 +147,7 @@ def figures(results: Sequence[Kept]) -> dict[str, Any]:
 
 
 def of_kind(name: str, results: Sequence[Kept]) -> dict[str, Any]:
-    """The numbers of one kind of fault: seconds from the fault to the error, and to when nothing was left."""
+    """Return the numbers of one kind of fault; ``told`` and ``gone`` are seconds, as in ``Outcome``."""
     return {
         "kind": name,
         "faults": len(results),
@@ -156,7 +159,7 @@ def of_kind(name: str, results: Sequence[Kept]) -> dict[str, Any]:
 
 
 def summary(told: Mapping[str, Any]) -> str:
-    """The numbers as a table, with what they are of below it."""
+    """Return the numbers as a table, with the seeds and the machine's load below it."""
     low, high = told["load"]
     count = next(kind["faults"] for kind in told["kinds"] if kind["kind"] == "all")
     seeds = ", ".join(map(str, told["seeds"]))
@@ -164,7 +167,7 @@ def summary(told: Mapping[str, Any]) -> str:
 
 
 def table(kinds: Sequence[Mapping[str, Any]]) -> str:
-    """A table with a line for each kind of fault."""
+    """Return a table with a row for each kind of fault."""
     lines = [
         "| fault | told right | error after: median, maximum | nothing left after | left behind |",
         "|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""The faults, and the verdict that each of them is due."""
+"""The faults, and the verdict that Muster must reach on each."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ RAISED = (
     "ValueError", "KeyError", "ZeroDivisionError", "FileNotFoundError", "UnicodeDecodeError", "RecursionError",
     "Custom", "AssertionError", "MemoryError", "OSError", "StopIteration",
 )  # fmt: skip
-FATAL = (  # all that signal(7) has as Term or Core, but for those of MILD; of a Python rank SIGINT is KeyboardInterrupt
+FATAL = (  # all Term and Core signals of signal(7), less those of MILD; in Python SIGINT is a KeyboardInterrupt
     "SIGABRT", "SIGALRM", "SIGBUS", "SIGFPE", "SIGHUP", "SIGILL", "SIGINT", "SIGIO", "SIGKILL", "SIGPROF", "SIGPWR",
     "SIGQUIT", "SIGSEGV", "SIGSTKFLT", "SIGSYS", "SIGTERM", "SIGTRAP", "SIGUSR2", "SIGVTALRM", "SIGXCPU",
 )  # fmt: skip
-REAL_TIME = range(34, 65)  # fatal as well; the two before are glibc's own
+REAL_TIME = range(34, 65)  # fatal as well; 32 and 33 are reserved by glibc
 MILD = (  # SIGUSR1 asks a rank of Muster's for its stack; Python ignores the next two, and the kernel the others
     "SIGUSR1", "SIGPIPE", "SIGXFSZ", "SIGCHLD", "SIGCONT", "SIGURG", "SIGWINCH",
 )  # fmt: skip
@@ -26,19 +26,19 @@ NUMBERS = {"SIGIO": 29, "SIGPWR": 30, "SIGSTKFLT": 16}  # on the machines that M
 REACTIONS = ("raise", "eof", "wrapped", "framework", "truncated", "short", "abort", "exit", str(int(signal.SIGPIPE)))
 FROM_OUTSIDE = ("send", "cut", "slow", "jump", "apart", "fill", "stop", "pull")
 KILL = f"send {int(signal.SIGKILL)}"
-STEP_SECONDS = 0.006  # what a step takes, more or less
+STEP_SECONDS = 0.006  # approximate length of a step
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The end that the run must have.
+    """The end that a run must have.
 
     Attributes:
-        error: class of the error, or several with ``or`` between them; empty where the run must succeed.
-        victim: what must be named: ``rank 1``, ``worker worker-1``, ``beside worker-1`` (a worker of its host),
-            ``guard`` (any worker of this machine), ``launcher``, ``launcher and ranks that it lets go`` (it, or one of
-            them), or ``link 0 1``, which is both ranks; empty for the fault's own.
-        facts: what the error must have in its ``failure``.
+        error: class of the error, or several with ``or`` between them; empty if the run must succeed.
+        victim: what the error must name: ``rank 1``, ``worker worker-1``, ``beside worker-1`` (a worker on its host),
+            ``guard`` (any worker of this machine), ``launcher``, ``launcher and ranks that it lets go`` (the launcher
+            or one of these ranks), or ``link 0 1`` (both ranks); empty for the fault's victim.
+        facts: items that the error's ``failure`` must have.
     """
 
     error: str
@@ -51,16 +51,16 @@ class Fault:
     """One thing that goes wrong.
 
     Attributes:
-        kind: as ``ranks.py`` knows it, or from outside ``send SIGNAL``, ``cut``, ``slow``, ``jump SECONDS``, ``apart``
-            (the monotonic clocks of the workers), ``fill`` (the disk of the run's folder), ``stop`` (by its user),
-            ``pull`` (a host's cable).
+        kind: for a fault that a rank causes itself, a kind of ``ranks.py``; for one from outside ``send SIGNAL``,
+            ``cut``, ``slow``, ``jump SECONDS``, ``apart`` (the monotonic clocks of the workers), ``fill`` (the disk of
+            the run's folder), ``stop`` (by the run's user) or ``pull`` (a host's cable).
         victim: ``link 0 1``, ``clock``, ``disk``, ``run``, ``rank 1``, ``agent worker-1``, ``guard``, ``launcher``,
-            ``sshd worker-1``; on hosts ``guard worker-1``, ``login worker-1``, ``cable worker-1``: of the host that it
-            is on.
-        step: when, for what a rank does itself; ``start`` is before it has met the others, ``end`` when all is done.
-        delay: seconds after all have met, for what comes from outside.
-        moment: what the delay counts from instead: a phase of the run, or ``started``, where the victim itself has.
-        verdict: what must come of it.
+            ``sshd worker-1``; on hosts ``guard worker-1``, ``login worker-1`` or ``cable worker-1``, which are those
+            of the worker's host.
+        step: step at which a rank causes the fault: ``start`` is before it has met the others, ``end`` after the last.
+        delay: seconds until a fault from outside, from the moment at which all ranks have met.
+        moment: what the delay counts from instead: a phase of the run, or ``started``, the start of the victim.
+        verdict: the end that the run must have.
     """
 
     kind: str
@@ -72,7 +72,7 @@ class Fault:
 
     @property
     def is_from_outside(self) -> bool:
-        """True if the harness does it, rather than the rank itself."""
+        """True if the harness causes the fault, rather than a rank."""
         return self.kind.split()[0] in FROM_OUTSIDE
 
     def __str__(self) -> str:
@@ -82,9 +82,9 @@ class Fault:
 
 @dataclass(frozen=True)
 class Case:
-    """A run and what goes wrong in it; the same for the same seed and number.
+    """A run and its faults; the same seed and number always give the same case.
 
-    With ``restarts`` there is one fault in each attempt, from the first.
+    With ``restarts`` each fault is in an attempt of its own, the first fault in the first attempt.
     """
 
     number: int
@@ -99,7 +99,7 @@ class Case:
 
     @property
     def label(self) -> str:
-        """The row of the table that it counts in."""
+        """The row of the table in which the case counts."""
         if self.restarts:
             return f"restarts: {self.family}"
         return self.family if self.platform == "local" else f"{self.platform}: {self.family}"
@@ -112,10 +112,10 @@ Maker = Callable[[random.Random, int, Shape], Made]
 def make(
     seed: int, number: int, families: Sequence[str], strategies: Sequence[str], platforms: Sequence[str] = ("local",)
 ) -> Case:
-    """The case of that number."""
+    """Return the case of a seed and number."""
     dice = random.Random(f"{seed}-{number}")
     platform, turn = platforms[number % len(platforms)], number // len(platforms)
-    shape, turn = choose_shape(dice, turn, light(strategies) if platform != "local" else strategies, seed)
+    shape, turn = choose_shape(dice, turn, strategies if platform in ON_THIS_MACHINE else light(strategies), seed)
     possible = [family for family in families if shape.allows(family) and family in families_of(platform)]
     family = possible[turn % len(possible)]
     rank = dice.randrange(shape.ranks)
@@ -126,8 +126,8 @@ def make(
 
 
 def families_of(platform: str) -> Mapping[str, Maker]:
-    """The families of faults that make sense on a platform."""
-    if platform == "local":
+    """Return the families of faults that make sense on a platform."""
+    if platform in ON_THIS_MACHINE:
         return FAMILIES
     elsewhere = {name: FAMILIES[name] for name in ELSEWHERE}
     return {**elsewhere, **ON_HOSTS} if platform == "hosts" else elsewhere
@@ -165,13 +165,13 @@ def _signal(dice: random.Random, rank: int, shape: Shape) -> Made:
 
 
 def _mild(dice: random.Random, rank: int, shape: Shape) -> Made:
-    """A signal that ends nothing."""
+    """Return a fault by a signal that ends no process."""
     number = number_of(dice.choice(MILD))
     return (Fault(f"send {number}", f"rank {rank}", Verdict(""), delay=dice.uniform(0.0, 0.4)),), {}
 
 
 def number_of(name: str) -> int:
-    """The number of a signal."""
+    """Return the number of a signal."""
     return NUMBERS.get(name) or int(getattr(signal, name))
 
 
@@ -180,7 +180,7 @@ def _hang(dice: random.Random, rank: int, shape: Shape) -> Made:
     verdict = Verdict("RunStalled", f"rank {rank}", {"kind": "stalled", "others": []})
     step = dice.choice(
         ["end", *range(60)]
-    )  # before the ranks have met nothing tells one that waits from one that hangs
+    )  # not "start": until the ranks have met, one that hangs cannot be told from those that wait for it
     return (Fault(kind, f"rank {rank}", verdict, step, dice.uniform(0.0, 0.3)),), {"stall_seconds": 2.0}
 
 
@@ -206,7 +206,7 @@ def _step(dice: random.Random) -> int | str:
     return dice.choice(moments)
 
 
-# -- in what is no rank -----------------------------------------------------------------------------------------------
+# -- in processes that are not ranks ----------------------------------------------------------------------------------
 
 
 GUARD_GONE = "The process that guards the workers is gone. Its workers are ended."
@@ -221,7 +221,7 @@ def _lost_with_guard(error: str = "WorkerLost") -> Verdict:
 
 
 def _launcher_ended(number: int) -> Verdict:
-    if number == signal.SIGTERM:  # Open MPI's lets all ranks go then, in any order, and ends by itself
+    if number == signal.SIGTERM:  # Open MPI's launcher then ends all ranks, in any order, and exits by itself
         return Verdict("LauncherFailed", "launcher and ranks that it lets go")
     return Verdict("LauncherFailed", "launcher", {"kind": "launcher", "signal": number})
 
@@ -246,12 +246,12 @@ def _sshd(dice: random.Random, rank: int, shape: Shape) -> Made:
 
 
 def _stop(dice: random.Random, rank: int, shape: Shape) -> Made:
-    """Its user stops the run."""
+    """Return a stop of the run by its user."""
     return (Fault("stop", "run", Verdict("RunStopped"), delay=dice.uniform(0.0, 0.3)),), {}
 
 
 def _guard_of_host(dice: random.Random, rank: int, shape: Shape) -> Made:
-    """The guard of a host's workers is killed, which is the far end of its login as well."""
+    """Return a kill of the guard of a host's workers, which is also the remote end of the login to the host."""
     worker = shape.worker(rank)
     gone = f"The process that guards its workers on {shape.host_of(worker)} has ended."
     verdict = Verdict("WorkerLost", f"beside {worker}", {"kind": "lost", "message": gone})
@@ -259,14 +259,17 @@ def _guard_of_host(dice: random.Random, rank: int, shape: Shape) -> Made:
 
 
 def _login(dice: random.Random, rank: int, shape: Shape) -> Made:
-    """The login to a host ends, over which its workers reach the session in half of the cases: it is made again."""
+    """Return an end of the login to a host, which Muster makes again.
+
+    In half of the cases the host's workers reach the session through it (``tunnel``).
+    """
     kill = f"send {int(getattr(signal, dice.choice(['SIGKILL', 'SIGTERM'])))}"
     tunnel = {"tunnel": True} if dice.random() < 0.5 else {}
     return (Fault(kill, f"login {shape.worker(rank)}", Verdict(""), delay=dice.uniform(0.0, 0.3)),), tunnel
 
 
 def _cable(dice: random.Random, rank: int, shape: Shape) -> Made:
-    """A host is cut off without a word, and stays so until its workers' lease has ended."""
+    """Return a fault that cuts a host off silently, for longer than its workers' lease."""
     worker = shape.worker(rank)
     verdict = Verdict("WorkerLost", f"beside {worker}", {"kind": "lost"})
     return (Fault("pull", f"cable {worker}", verdict, delay=dice.uniform(0.0, 0.3)),), {"lease_seconds": 3.0}
@@ -285,12 +288,12 @@ def _cut(dice: random.Random, rank: int, shape: Shape) -> Made:
 
 
 def _link(rank: int, shape: Shape) -> str:
-    """Two ranks between which there is a link in every topology, the sender first."""
+    """Return the link from a rank to the next one, which every topology has; the sender is first."""
     return f"link {rank} {(rank + 1) % shape.ranks}"
 
 
 def _clock(dice: random.Random, rank: int, shape: Shape) -> Made:
-    """The clocks of session and workers are set, by up to a day; in half of the cases something fails after that."""
+    """Return a jump of the clocks of session and workers by up to a day, in half of the cases with a later failure."""
     jump = Fault(f"jump {dice.randrange(-86400, 86400)}", "clock", Verdict(""), delay=dice.uniform(0.0, 0.1))
     if dice.random() < 0.5:
         return (jump,), {}
@@ -299,13 +302,13 @@ def _clock(dice: random.Random, rank: int, shape: Shape) -> Made:
 
 
 def _apart(dice: random.Random, rank: int, shape: Shape) -> Made:
-    """Each worker's clock, of those that time failures, is some seconds ahead; and something fails."""
+    """Return a failure while each worker's monotonic clock, which times failures, is some seconds ahead."""
     (fault,), _ = dice.choice([_exception, _exit, _signal])(dice, rank, shape)
     return (fault, Fault(f"apart {dice.randrange(1 << 30)}", "clock", fault.verdict)), {}
 
 
 def _full(dice: random.Random, rank: int, shape: Shape) -> Made:
-    """The disk of the run's folder is full from the beginning; in two thirds of the cases something fails as well."""
+    """Return a full disk of the run's folder, in two thirds of the cases with a failure as well."""
     verdict = Verdict("")
     faults: tuple[Fault, ...] = ()
     if dice.random() < 0.67:
@@ -314,18 +317,18 @@ def _full(dice: random.Random, rank: int, shape: Shape) -> Made:
     return (*faults, Fault("fill", "disk", verdict)), {}
 
 
-# -- at a bad moment --------------------------------------------------------------------------------------------------
+# -- several at once, or at an unusual moment -------------------------------------------------------------------------
 
 
 def _two(dice: random.Random, rank: int, shape: Shape) -> Made:
-    """Two faults at about the same time, in two ranks, or in one and something that is no rank."""
+    """Return two faults at about the same time, in two ranks, or in a rank and another process."""
     other = (rank + 1 + dice.randrange(shape.ranks - 1)) % shape.ranks
     in_ranks = [_exception, _exit, _signal]
     outside = [_agent, _guard, *([_launcher, _sshd] if shape.has_launcher else [])]
     makers = dice.choice(in_ranks), dice.choice(in_ranks if dice.random() < 0.5 else outside)
     (one,), _ = makers[0](dice, rank, shape)
     (two,), _ = makers[1](dice, other, shape)
-    if one.victim == two.victim:  # only one process of it runs the script
+    if one.victim == two.victim:  # a strategy in which only one process runs the script
         return (one,), {}
     if makers[1] in outside and not one.is_from_outside:
         step = dice.randrange(60)
@@ -334,7 +337,7 @@ def _two(dice: random.Random, rank: int, shape: Shape) -> Made:
 
 
 def _start(dice: random.Random, rank: int, shape: Shape) -> Made:
-    """Something is killed while the cluster comes up."""
+    """Return a kill of a process while the cluster starts."""
     worker, lost = shape.worker(rank), "WorkerLost or LaunchRefused"
     choices = [
         Fault(KILL, f"rank {rank}", _killed(rank, signal.SIGKILL), moment="started"),
@@ -350,7 +353,7 @@ def _start(dice: random.Random, rank: int, shape: Shape) -> Made:
 
 
 def _end(dice: random.Random, rank: int, shape: Shape) -> Made:
-    """Something is killed while the run ends: of itself, or because of another fault, which stays the cause."""
+    """Return a kill of a process while the run ends: by itself, or by another fault, which must remain the cause."""
     victims = [f"rank {rank}", f"agent {shape.worker(rank)}", "guard"]
     victims += ["launcher", f"sshd {shape.worker(rank)}"] if shape.has_launcher else []
     late = Fault(KILL, dice.choice(victims), Verdict(""), moment="ending")
@@ -383,7 +386,8 @@ FAMILIES: dict[str, Maker] = {
     "sshd": _sshd,
     "stop": _stop,
 }
-ELSEWHERE = ("exception", "exit", "signal", "stop", "agent", "guard")  # and on other platforms
+ON_THIS_MACHINE = ("local", "attacked")  # all strategies and families; on others those that make sense there
+ELSEWHERE = ("exception", "exit", "signal", "stop", "agent", "guard")  # families for other platforms as well
 ON_HOSTS: dict[str, Maker] = {"guard": _guard_of_host, "login": _login, "cable": _cable}
 EVERYWHERE = (*FAMILIES, *(name for name in ON_HOSTS if name not in FAMILIES))
-FOR_ROOT = ("cut link", "clocks apart", "full logs")  # namespaces of the network, of time and of mounts
+FOR_ROOT = ("cut link", "clocks apart", "full logs")  # these need network, time and mount namespaces

@@ -1,4 +1,4 @@
-"""Runs one case: a real cluster, its fault, the verdict, and what is left behind."""
+"""Running one case: a real cluster, its faults, the verdict, and a check for anything left behind."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from benchmarks.chaos.surroundings import Clocks, kernel_time
 from benchmarks.chaos.verdicts import is_right
 
 SCRIPT = Path(__file__).with_name("ranks.py")
-STEPS, PAUSE = 80, 0.005  # of a run in which nothing goes wrong
+STEPS, PAUSE = 80, 0.005  # steps of a run without a fault, and seconds of sleep in each
 AWAITED = ("send", "cut", "jump", "fill", "stop", "pull")
 UP_SECONDS, END_SECONDS, GONE_SECONDS = 120.0, 120.0, 10.0
-EXEC_SECONDS = 0.5  # that a process may take to become another program
+EXEC_SECONDS = 0.5  # time that a process may take to execute another program
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Outcome:
     """The outcome of a case.
 
     Attributes:
-        is_right: whether the right one was named, for the right reason.
-        error, message: of what the run ended with.
-        told_after: seconds from the fault until the run began to end; None where it cannot be told.
-        gone_after: seconds from the fault until nothing was left; the same.
-        left: what was left behind.
-        run_dir: the record of the run, kept where it was not right.
+        is_right: whether the right process was named, for the right reason.
+        error, message: class and message of the error that the run ended with; empty if there was none.
+        told_after: seconds from the fault until the run began to end; None if either time is not known.
+        gone_after: seconds from the fault until nothing was left; None if the time of the fault is not known.
+        left: processes, files and ports that were left behind.
+        run_dir: folder of the run, which is kept if the outcome was not right.
     """
 
     is_right: bool
@@ -56,7 +56,15 @@ class Outcome:
 
 
 class Stage:
-    """A run's surroundings: its folders, and what is known of its processes."""
+    """The surroundings of a case's run: its folders, the ids of its processes, and the means to strike them.
+
+    Attributes:
+        pids: process ids by victim, such as ``rank 1``, as the agents report them.
+        hosts: addresses of the workers, by name.
+        ending_at, struck_at: when the run began to end, and when a fault struck, by the kernel's wall clock.
+        awaited: number of faults from outside that the ranks must wait for before they end.
+        is_over: whether the run has ended.
+    """
 
     def __init__(self, case: Case, platform: Here, folder: Path, home: Path, clocks: Clocks | None = None) -> None:
         self.case = case
@@ -64,9 +72,9 @@ class Stage:
         self.folder = folder
         self.home = home
         self.cluster: muster.Cluster | None = None
-        self.pids: dict[str, int] = {}  # as the agents know them
-        self.hosts: dict[str, str] = {}  # addresses of the workers
-        self.ending_at: float | None = None  # these by the clock on the wall: ranks may have others that time things
+        self.pids: dict[str, int] = {}
+        self.hosts: dict[str, str] = {}
+        self.ending_at: float | None = None
         self.struck_at: float | None = None
         self.clocks = (clocks or Clocks(folder)) if case.family in ("clock", "clocks apart") else None
         self.cut: tuple[int, int] | None = None
@@ -77,7 +85,7 @@ class Stage:
         self._moments: dict[str, threading.Event] = collections.defaultdict(threading.Event)
 
     def on_event(self, event: Event) -> None:
-        """Take note of processes, of phases and of the end."""
+        """Note the ids of processes, and the phases of the run."""
         if event.kind == "process_started":
             self._started(f"rank {self.case.shape.number(event.worker or '', event.data['rank'])}", event.data["pid"])
         elif event.kind == "worker_ready":
@@ -97,7 +105,7 @@ class Stage:
         return len(list(self.folder.glob("ready-*[0-9]"))) == self.case.shape.ready
 
     def strike(self, fault: Fault) -> None:
-        """Do what comes from outside."""
+        """Cause a fault from outside, once its moment has come."""
         if fault.moment:
             moment = f"started {fault.victim}" if fault.moment == "started" else fault.moment
             wait(lambda: self.is_over or self._moments[moment].is_set(), UP_SECONDS)
@@ -113,7 +121,7 @@ class Stage:
             self.all_struck()
 
     def all_struck(self) -> None:
-        """Let the ranks go on, once nothing more is to come."""
+        """Let the ranks go on, once no more faults from outside are awaited."""
         if not self.awaited:
             (self.folder / "all-struck").touch()
 
@@ -131,24 +139,24 @@ class Stage:
             self.struck_at = kernel_time()
             self.platform.pull_cable(self.hosts[fault.victim.split()[1]])
         elif what == "stop":
-            wait(lambda: self.cluster is not None, UP_SECONDS)  # it is up, and about to be told so
+            wait(lambda: self.cluster is not None, UP_SECONDS)  # the ranks have met; run_cluster is about to return
             self.struck_at = kernel_time()
             if self.cluster is not None:
                 self.cluster.stop()
         elif fault.moment != "ending" or fault.verdict.error == "":
             self._send(fault, int(argument))
-        else:  # the run has ended by another fault, from which the time counts
+        else:  # the run is ending by another fault, from which the time counts
             self._send(fault, int(argument), is_first=False)
 
     def _send(self, fault: Fault, signum: int, is_first: bool = True) -> None:
-        with contextlib.suppress(ProcessLookupError, StopIteration, KeyError):  # it had ended before
+        with contextlib.suppress(ProcessLookupError, StopIteration, KeyError):  # the process has ended already
             pid = self.pid_of(fault.victim)
             if is_first and fault.moment != "ending":
                 self.struck_at = min(kernel_time(), self.struck_at or float("inf"))
             os.kill(pid, signum)
 
     def pid_of(self, victim: str) -> int:
-        """The process that is meant."""
+        """Return the id of a victim's process; raise ProcessLookupError, StopIteration or KeyError if there is none."""
         what, _, which = victim.partition(" ")
         if victim in self.pids:
             worker = self.case.shape.worker(int(which)) if what == "rank" else which
@@ -162,7 +170,7 @@ class Stage:
 
     @staticmethod
     def _launcher() -> int:
-        """The process of the launcher, which has no command line for a moment when it becomes another program."""
+        """Return the id of the launcher's process. It has no command line for a moment, while it executes a program."""
         deadline = time.monotonic() + EXEC_SECONDS
         while True:
             try:
@@ -173,7 +181,7 @@ class Stage:
                 time.sleep(0.005)
 
     def fault_time(self) -> float | None:
-        """Return when the first fault struck, by the clock on the wall."""
+        """Return when the first fault struck, by the kernel's wall clock, or None if that is not known."""
         noted = [path.stat().st_mtime for path in self.folder.glob("struck-*[0-9]")]
         return min([*noted, *([self.struck_at] if self.struck_at else [])], default=None)
 
@@ -184,13 +192,13 @@ Live = Callable[["Stage"], Outcome]
 def run(
     case: Case, keep: Path, live: Live | None = None, staged: type[Stage] = Stage, clocks: Clocks | None = None
 ) -> Outcome:
-    """Run a case, in folders of its own, and look at what comes of it.
+    """Run a case in folders of its own, and return its outcome.
 
     Args:
-        keep: where the records go of runs that end in another way than they should.
-        live: runs it there; None for a run that is told at once of what goes wrong.
-        staged: what ``live`` is given.
-        clocks: those that this process itself is shown; None for the real ones.
+        keep: folder for the records of cases that are not right or leave something behind.
+        live: function that makes the run on a stage; None for ``run_once``.
+        staged: class of the stage that ``live`` is called with.
+        clocks: the simulated clocks that this process itself sees; None for the real ones.
     """
     base = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
     for name in ("tmp", "home"):
@@ -228,7 +236,7 @@ def run(
 
 
 def run_once(stage: Stage) -> Outcome:
-    """Run ranks that send each other blocks, until something goes wrong."""
+    """Run ranks that send each other blocks, cause the case's faults, and return the outcome."""
     case = stage.case
     own = {
         fault.victim.split()[1]: {"kind": fault.kind, "step": fault.step}
@@ -293,12 +301,15 @@ def run_once(stage: Stage) -> Outcome:
 
 
 def newest_run() -> str:
-    """The id of the run that is in this home; empty where there is none."""
+    """Return the id of the run in this process's ``MUSTER_HOME``, or an empty string if there is none."""
     return next((path.name for path in Path(os.environ["MUSTER_HOME"]).glob("runs/*")), "")
 
 
 def what_is_left(run: str, platform: Here) -> list[str]:
-    """Processes and scratch folders of a run that are still there once they have had time to go."""
+    """Return the processes and scratch folders of a run that are still there after ``GONE_SECONDS``; end the processes.
+
+    If there are none, return what is left on the platform.
+    """
 
     def left() -> list[str]:
         mine = os.getpid()

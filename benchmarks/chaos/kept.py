@@ -16,10 +16,10 @@ class Kept:
     """The outcome of one case, as plain data.
 
     Attributes:
-        seed, number: which case it was.
+        seed, number: seed and number of the case.
         told_after, gone_after: seconds, as in ``Outcome``.
-        left: how much was left behind.
-        load: the machine's load average when it had ended.
+        left: number of things that were left behind.
+        load: the machine's load average when the case had ended.
     """
 
     seed: int
@@ -34,7 +34,7 @@ class Kept:
 
     @classmethod
     def of(cls, seed: int, case: Case, outcome: Outcome) -> Kept:
-        """The outcome of a case that has just ended."""
+        """Return the outcome of a case that has just ended, as plain data."""
         times = outcome.told_after, outcome.gone_after
         told = case.label, str(case.shape), outcome.is_right, *times, len(outcome.left), os.getloadavg()[0]
         return cls(seed, case.number, *told)
@@ -47,6 +47,6 @@ def add(path: Path, result: Kept) -> None:
 
 
 def read(path: Path) -> list[Kept]:
-    """Read the results of a file: of a case that was run several times only the last."""
+    """Read the results of a file; of a case that was run several times, only the last."""
     found = [Kept(**json.loads(line)) for line in path.read_text().splitlines()]
     return [*{(result.seed, result.number): result for result in found}.values()]

@@ -1,4 +1,4 @@
-"""Runs cases side by side: each lane is a process that runs one after the other, in a network of its own."""
+"""Running cases in parallel: each lane is a process that runs cases one after the other, in a network of its own."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from benchmarks.chaos import harness, platforms, restarting, surroundings
 from benchmarks.chaos.faults import Case
 from benchmarks.chaos.harness import Outcome, Stage
 
-CASE_SECONDS = 300.0  # after which a case counts as hung
-END_SECONDS = 10.0  # that a lane may take to end
+CASE_SECONDS = 300.0  # time after which a case counts as hung
+END_SECONDS = 10.0  # time that a lane may take to end
 spawn = multiprocessing.get_context("spawn")
 
 
 class Lane:
-    """One process that runs cases."""
+    """A process that runs cases, one after the other."""
 
     def __init__(self, keep: Path, is_isolated: bool) -> None:
         self.channel, theirs = spawn.Pipe()
@@ -31,17 +31,17 @@ class Lane:
         self._folder = tempfile.TemporaryDirectory(prefix="chaos-clock-")
         clocks = surroundings.Clocks(Path(self._folder.name))
         self._process = spawn.Process(target=live, args=(theirs, keep, is_isolated, clocks))
-        with clocks.shown():  # the sessions of its cases are in this process
+        with clocks.shown():  # the lane's process is the session of its cases
             self._process.start()
         theirs.close()
 
     def begin(self, case: Case) -> None:
-        """Have it run a case."""
+        """Make the lane run a case."""
         self.case, self._began = case, time.monotonic()
         self.channel.send(case)
 
     def take(self) -> tuple[Case, Outcome]:
-        """The outcome of its case, which it has told, or has ended without."""
+        """Return the lane's case with its outcome: a failure of the harness if the lane's process has ended."""
         assert self.case is not None
         case, self.case = self.case, None
         try:
@@ -52,16 +52,16 @@ class Lane:
 
     @property
     def is_alive(self) -> bool:
-        """True unless its process has ended."""
+        """True unless the lane's process has ended."""
         return self._process.is_alive()
 
     @property
     def is_late(self) -> bool:
-        """True if its case takes longer than any may."""
+        """True if the lane's case has taken longer than ``CASE_SECONDS``."""
         return self.case is not None and time.monotonic() - self._began > CASE_SECONDS
 
     def end(self) -> None:
-        """End its process, once it has removed what it keeps, unless it hangs."""
+        """End the lane's process: at once if its case hangs, or else after it has removed what its platforms keep."""
         self.channel.close()
         self._process.join(0 if self.is_late else END_SECONDS)
         self._process.kill()
@@ -70,7 +70,7 @@ class Lane:
 
 
 def run(cases: Sequence[Case], keep: Path, lanes: int, is_isolated: bool) -> Iterator[tuple[Case, Outcome]]:
-    """Run the cases, so many at a time, and yield each as it ends."""
+    """Run the cases, ``lanes`` at a time, and yield each with its outcome when it ends."""
     waiting = list(reversed(cases))
     running = [Lane(keep, is_isolated) for _ in range(min(lanes, len(cases)))]
     try:
@@ -98,19 +98,19 @@ def run(cases: Sequence[Case], keep: Path, lanes: int, is_isolated: bool) -> Ite
 
 
 def failed(error: str, message: str) -> Outcome:
-    """The outcome of a case that was not run to its end."""
+    """Return the outcome of a case that was not run to its end."""
     return Outcome(False, error, message, None, None, (), "")
 
 
 def live(channel: connection.Connection, keep: Path, is_isolated: bool, clocks: surroundings.Clocks) -> None:
-    """Run cases as they come, until there are no more.
+    """Run the cases that arrive on the channel, until it is closed.
 
     Args:
-        clocks: those that this process is shown, and with it the session of each case.
+        clocks: the clocks that this process sees, and so the session of each case.
     """
-    for name in (surroundings.PRELOAD, surroundings.CLOCK):  # which others see only where their case is one of clocks
+    for name in (surroundings.PRELOAD, surroundings.CLOCK):  # only some cases show these clocks
         os.environ.pop(name, None)
-    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):  # which shells ignore in what they run aside
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):  # shells make background processes ignore these
         signal.signal(number, signal.SIG_DFL)
     if is_isolated:
         surroundings.isolate()
@@ -120,7 +120,7 @@ def live(channel: connection.Connection, keep: Path, is_isolated: bool, clocks: 
         except EOFError:
             platforms.close_all()
             return
-        faulthandler.dump_traceback_later(0.9 * CASE_SECONDS)  # where it hangs is told, too
+        faulthandler.dump_traceback_later(0.9 * CASE_SECONDS)  # so that a hung case shows where it hangs
         within = restarting.run if case.restarts else None
         staged = restarting.Attempts if case.restarts else Stage
         outcome = harness.run(case, keep, within, staged, clocks)

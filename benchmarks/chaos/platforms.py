@@ -1,6 +1,6 @@
-"""Where the workers run: on this machine, on this machine without its files, or on hosts that are logged in to.
+"""Platforms of the cases: this machine, also attacked, through ``muster serve`` or with files hidden, and hosts by ssh.
 
-Faults are the same everywhere; what differs is how the process is found that is to be hit, and what may be left.
+Faults are the same on all platforms. They differ in how a victim's process is found, and in what may be left behind.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ import contextlib
 import functools
 import os
 import shutil
+import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,17 @@ from muster.platforms.hosts.platform import HostsPlatform
 from muster.pools import listener
 
 from benchmarks.chaos.faults import Case
+from benchmarks.hostile_clients import ON_SERVICE, ON_SESSION, Attack, attacking_from_outside
+from benchmarks.serve_ready import Service, serving
 from tests.platforms.hosts_network import Host, Network, can_have_networks
 from tests.platforms.isolated import Isolated, has_namespaces
 from tests.support import command_line
 
-SHARED = Path("/srv")  # which all hosts have in common: what stands for a network's file system
+SHARED = Path("/srv")  # all hosts have this folder in common; it stands for a network file system
 GUARD_OF_HOST = "sys.stdin.buffer.raw"  # in the command line of the process that a login starts, and of its forks
 LEFT_BY_GUARD = "/muster-host-"
-HOMES_OF_PACKAGES = ("KERAS_HOME", "MPLCONFIGDIR")  # else scripts leave files in their user's own when they import some
-SILENT_SECONDS = 1  # until the session asks a machine that does not answer for a sign of life
+HOMES_OF_PACKAGES = ("KERAS_HOME", "MPLCONFIGDIR")  # else imports of these packages leave files in the user's home
+SILENT_SECONDS = 1  # silence after which the session probes whether the other machine still answers
 
 
 class Here:
@@ -35,35 +38,38 @@ class Here:
 
     @contextlib.contextmanager
     def used(self, case: Case) -> Iterator[dict[str, Any]]:
-        """Make it ready for a case; what ``run_cluster`` is to be told of it."""
+        """Prepare the platform for a case, and yield the arguments that ``run_cluster`` needs for it."""
         yield {}
 
     def make_folder(self, base: Path) -> Path:
-        """Make the folder in which the ranks meet, of which only ``base`` is removed by others."""
+        """Make the folder in which the ranks meet, and return it. The caller removes it only if it lies in ``base``."""
         (base / "meet").mkdir()
         return base / "meet"
 
     def pid(self, told: int, address: str) -> int:
-        """The id, for this process, of a process that its agent at that address has told of."""
+        """Return the id, as this process sees it, of the process that an agent at this address reports as ``told``."""
         return told
 
     def guard(self, address: str) -> int:
-        """The guard of the workers at that address. Raises StopIteration where there is none."""
+        """Return the process id of the guard of the workers at this address. Raises StopIteration if there is none."""
         return child_of(os.getpid(), "agent/__main__.py guard")
 
     def login(self, address: str) -> int:
-        """The ssh process that is logged in to the host with that address."""
+        """Return the id of the ssh process that is logged in to the host with this address.
+
+        Raises StopIteration if there is none, as on this platform.
+        """
         raise StopIteration
 
     def pull_cable(self, address: str) -> None:
-        """Cut the host with that address off, without a word."""
+        """Cut the host with this address off silently. Raises StopIteration on this platform, which has no hosts."""
         raise StopIteration
 
     def repair(self) -> None:
-        """Undo what was done to it, once the run has ended."""
+        """Undo a case's changes to the platform, once the run has ended."""
 
     def left(self) -> list[str]:
-        """Return what is left of a run beside processes and scratch folders of this machine."""
+        """Return names of what is left of a run other than processes and scratch folders on this machine."""
         return []
 
 
@@ -75,7 +81,7 @@ class ApartFromFiles(Here):
 
     @contextlib.contextmanager
     def used(self, case: Case) -> Iterator[dict[str, Any]]:
-        """Such a platform, for one case."""
+        """Make a platform whose workers see no files of the session, for one case."""
         self._platform = Isolated()
         try:
             yield {"platform": self._platform, "project": "none"}
@@ -83,15 +89,51 @@ class ApartFromFiles(Here):
             self._platform.close()
 
     def repair(self) -> None:
-        """End what belongs to the platform, and not to the run."""
+        """End the processes that belong to the platform, not to the run."""
         if self._platform is not None:
             self._platform.close()
 
 
-class OnHosts(Here):
-    """Two hosts with an sshd each, in a network of their own, that this process logs in to.
+class Attacked(Here):
+    """This machine, whose session is attacked all the time by clients that know nothing but its port."""
 
-    One network serves case after case; one on which something was left is not used again.
+    @contextlib.contextmanager
+    def used(self, case: Case) -> Iterator[dict[str, Any]]:
+        """Attack the port of the case's session, each time with another one of the attacks."""
+        port = free_port()
+        with attacking_from_outside(port, chosen(ON_SESSION, case)):
+            yield {"session_address": f"127.0.0.1:{port}"}
+
+
+class Served(Attacked):
+    """This machine, whose workers a ``muster serve`` launches, while both are attacked, it and the session."""
+
+    def __init__(self) -> None:
+        self._served = contextlib.ExitStack()
+        self._service: Service | None = None
+
+    @contextlib.contextmanager
+    def used(self, case: Case) -> Iterator[dict[str, Any]]:
+        """A service for one case, and hostile clients at its port and at that of the session."""
+        with self._served:
+            self._service = self._served.enter_context(serving(Path(os.environ["MUSTER_HOME"])))
+            self._served.enter_context(attacking_from_outside(self._service.port, chosen(ON_SERVICE, case)))
+            with super().used(case) as options:
+                yield {**options, "platform": "workbench", "project": "none"}
+
+    def guard(self, address: str) -> int:
+        """The guard of the service's workers."""
+        return child_of(self._service.pid if self._service else 0, "agent/__main__.py guard")
+
+    def repair(self) -> None:
+        """End the service, which is not the run's."""
+        self._served.close()
+
+
+class OnHosts(Here):
+    """Two hosts with an sshd each, in a network of their own, that the session logs in to.
+
+    Cases share one network, until one leaves something on it; the next case then gets a new one.
     """
 
     def __init__(self) -> None:
@@ -100,7 +142,7 @@ class OnHosts(Here):
 
     @contextlib.contextmanager
     def used(self, case: Case) -> Iterator[dict[str, Any]]:
-        """The hosts, with as many slots as the case has workers."""
+        """Prepare the hosts, with as many slots as the case has workers."""
         network = self._network = self._network or _made_to_stay()
         path, silent = os.environ["PATH"], listener.SILENT_SECONDS
         os.environ["PATH"] = network.path
@@ -119,12 +161,12 @@ class OnHosts(Here):
                 self.close()
 
     def make_folder(self, base: Path) -> Path:
-        """A folder that the hosts share with this machine."""
+        """Make a folder that the hosts share with this machine, and return it."""
         self._folder = Path(tempfile.mkdtemp(prefix="chaos-", dir=SHARED))
         return self._folder
 
     def pid(self, told: int, address: str) -> int:
-        """The id out here of what has another one on its host."""
+        """Return the id on this machine of a process whose id on its host is ``told``. Raises ProcessLookupError."""
         for pid in self._host(address).pids():
             with contextlib.suppress(OSError):
                 status = Path(f"/proc/{pid}/status").read_text()
@@ -133,32 +175,32 @@ class OnHosts(Here):
         raise ProcessLookupError(told)
 
     def guard(self, address: str) -> int:
-        """The process that a login has started: the agents are its forks."""
+        """Return the id of the process that a login has started, whose forks are the agents. Raises StopIteration."""
         found = {pid for pid in self._host(address).pids() if GUARD_OF_HOST in command_line(pid)}
         processes = linux.snapshot()
         return next(pid for pid in found if pid in processes and processes[pid].parent not in found)
 
     def login(self, address: str) -> int:
-        """The ssh process of this one."""
+        """Return the id of this process's ssh to the host. Raises StopIteration if there is none."""
         return child_of(os.getpid(), f" {self._host(address).name} ")
 
     def pull_cable(self, address: str) -> None:
-        """Take the host's port of the switch down."""
+        """Take down the host's port on the switch."""
         self._host(address).cut()
 
     def left(self) -> list[str]:
-        """Processes, files and ports on the hosts."""
+        """Return names of the processes, files and ports that are left on the hosts."""
         hosts = self._network.hosts.values() if self._network else ()
         return [f"{host.name}: {found}" for host in hosts for found in host.left_behind() if not _is_stale(found)]
 
     def repair(self) -> None:
-        """Plug all cables in, and end what their hosts' sshds still keep for a client that they cannot hear of."""
+        """Plug in all cables, and end the processes of sshds that still wait for a client whose end they missed."""
         for host in self._network.hosts.values() if self._network else ():
             host.plug_in()
             for pid in host.pids():
                 if _is_stale(command_line(pid)):
                     linux.kill(pid)
-        if any(LEFT_BY_GUARD in found for found in self.left()):  # of a killed one: the next login clears it away
+        if any(LEFT_BY_GUARD in found for found in self.left()):  # the next login removes what a killed guard has left
             platform = HostsPlatform(hosts=("h1:1", "h2:1"))
             platform.check()
             platform.close()
@@ -175,7 +217,7 @@ class OnHosts(Here):
 
 
 def _made_to_stay() -> Network:
-    """A network whose own folder does not go with the case."""
+    """Return a network whose folder is not in that of the case, and so outlives it."""
     of_case, tempfile.tempdir = tempfile.tempdir, "/tmp"
     try:
         return Network(("h1", "h2"))
@@ -184,21 +226,26 @@ def _made_to_stay() -> Network:
 
 
 def _is_stale(line: str) -> bool:
-    """Return whether a process is an sshd's for a client: whose end it learns of hours after a cable was pulled."""
+    """Return whether a command line is that of an sshd's process for one client.
+
+    Such a process may learn only hours later that its client has ended while the cable was pulled.
+    """
     return line.startswith("sshd: root")
 
 
-PLATFORMS: dict[str, type[Here]] = {"local": Here, "isolated": ApartFromFiles, "hosts": OnHosts}
+PLATFORMS: dict[str, type[Here]] = {
+    "local": Here, "attacked": Attacked, "served": Served, "isolated": ApartFromFiles, "hosts": OnHosts,
+}  # fmt: skip
 
 
 @functools.cache
 def platform_named(name: str) -> Here:
-    """The platform with that name, one in each process."""
+    """Return the platform with this name; there is one of each in a process."""
     return PLATFORMS[name]()
 
 
 def close_all() -> None:
-    """Remove what platforms keep from case to case."""
+    """Remove what platforms keep between cases."""
     platform = platform_named("hosts")
     if isinstance(platform, OnHosts):
         platform.close()
@@ -206,12 +253,23 @@ def close_all() -> None:
 
 @functools.cache
 def available() -> list[str]:
-    """Names of the platforms that there can be here."""
+    """Return the names of the platforms that this machine allows."""
     can = {"isolated": has_namespaces, "hosts": can_have_networks}
     return [name for name in PLATFORMS if name not in can or can[name]()]
 
 
+def free_port() -> int:
+    """Return a port of loopback that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def chosen(attacks: Sequence[Attack], case: Case) -> Attack:
+    """Return the attack that is made beside a case; the first is none."""
+    return attacks[1 + case.number % (len(attacks) - 1)]
+
+
 def child_of(parent: int, *words: str) -> int:
-    """The child of a process that has one of these words in its command line. Raises StopIteration."""
+    """Return the id of a process's child that has one of these words in its command line. Raises StopIteration."""
     children = [pid for pid, process in linux.snapshot().items() if process.parent == parent]
     return next(pid for pid in children if any(word in f"{command_line(pid)} " for word in words))

@@ -1,13 +1,14 @@
-"""The script of the ranks: each sends its neighbours a block and takes one from them, step by step.
+"""The script of the ranks: in each step a rank sends its neighbours a block and receives one from each.
 
     ranks.py ORDERS
 
 ORDERS is JSON: ``folder`` (where the ranks meet), ``topology`` (``ring``, ``all``, ``servers``,
 ``allreduce`` by Horovod, ``coordinator`` of TensorFlow's own servers), ``steps``, ``pause`` (seconds of
-each), ``reaction`` (what a rank does whose neighbour is gone), ``faults`` (by rank: ``kind`` and ``step``),
-``is_on_hosts`` (where each has an address by its host's name, and not all those of loopback),
-``awaits`` (faults from outside, after which the harness makes ``all-struck``).
-A rank that is about to fail makes ``struck-RANK``, whose time says when; one that has met the others ``ready-RANK``.
+sleep in each), ``reaction`` (how a rank reacts to the loss of a neighbour), ``faults`` (by rank: ``kind`` and
+``step``), ``relayed`` (pairs of ranks, the first of which connects to the second through a relay),
+``is_on_hosts`` (whether a rank listens at the address of its host's name, not at one of loopback),
+``awaits`` (whether there are faults from outside, after which the harness makes ``all-struck``).
+A rank that is about to fail makes ``struck-RANK``, whose time says when; one that has met the others, ``ready-RANK``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ MORE_STEPS = 20  # after the last fault from outside
 
 
 def main(orders: dict[str, Any]) -> None:
-    """Live one rank's life."""
+    """Take all steps of one rank, and cause its fault when its step has come."""
     rank, size = rank_and_size()
     fault = orders["faults"].get(str(rank), {})
     strike_at(orders, rank, fault, "start")
@@ -53,12 +54,12 @@ def main(orders: dict[str, Any]) -> None:
     if orders["topology"] == "servers":
         step_with(peers, orders["reaction"], is_server)
     part(peers)
-    if is_server:  # it ends when it is told to
+    if is_server:  # parameter servers run until they are ended
         time.sleep(PATIENCE)
 
 
 def rank_and_size() -> tuple[int, int]:
-    """This process's number, and of how many it is one."""
+    """Return this process's rank or number, and the number of processes."""
     for number, size in (("HOROVOD_RANK", "HOROVOD_SIZE"), ("CHAOS_NUMBER", "CHAOS_SIZE")):
         if number in os.environ:
             return int(os.environ[number]), int(os.environ[size])
@@ -66,7 +67,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def step_with(peers: Peers, reaction: str, is_server: bool) -> None:
-    """One step with all neighbours; a server answers, and so takes before it sends."""
+    """Exchange blocks with all neighbours, and react to the loss of one."""
     try:
         exchange(peers, reaction, is_server)
     except ConnectionError as error:
@@ -74,7 +75,7 @@ def step_with(peers: Peers, reaction: str, is_server: bool) -> None:
 
 
 def reduce_all(orders: dict[str, Any], rank: int, fault: dict[str, Any]) -> None:
-    """The same with Horovod's own collectives, which say by themselves that a rank is gone."""
+    """Do as ``main`` does, with Horovod's collectives, which fail by themselves when a rank is gone."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
@@ -90,7 +91,7 @@ def reduce_all(orders: dict[str, Any], rank: int, fault: dict[str, Any]) -> None
 
 
 def coordinate(orders: dict[str, Any], rank: int, fault: dict[str, Any]) -> None:
-    """The same with TensorFlow's parameter servers, which this process coordinates."""
+    """Do as ``main`` does, as the coordinator of TensorFlow's parameter servers."""
     import tensorflow as tf
 
     strategy = tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
@@ -118,7 +119,7 @@ OTHERS = {"allreduce": reduce_all, "coordinator": coordinate}
 
 
 def meet(orders: dict[str, Any], rank: int, size: int) -> Peers:
-    """Connections to all neighbours: first those that this rank sends to, then those that send to it."""
+    """Connect to all neighbours; return the connections to those that this rank sends to, and from its senders."""
     if orders["topology"] == "ring":
         targets, sources = [(rank + 1) % size], [(rank - 1) % size]
     elif orders["topology"] == "servers":
@@ -144,7 +145,7 @@ def meet(orders: dict[str, Any], rank: int, size: int) -> Peers:
 
 
 def address_of(orders: dict[str, Any], rank: int, target: int) -> tuple[str, int]:
-    """Return the address of a rank, or of the relay between it and this one."""
+    """Wait for the address of another rank, or of the relay between it and this one, and return it."""
     relayed = os.path.join(orders["folder"], f"relay-{rank}-{target}")
     wanted = relayed if [rank, target] in orders.get("relayed", ()) else None
     path = wanted or os.path.join(orders["folder"], f"address-{target}")
@@ -159,12 +160,12 @@ def address_of(orders: dict[str, Any], rank: int, target: int) -> tuple[str, int
 
 
 def address_of_rank(rank: int) -> str:
-    """An address of its own on loopback, so that the link between two ranks can be cut."""
+    """Return a rank's own address on loopback, by which the link between two ranks can be cut."""
     return f"127.0.100.{rank + 1}"
 
 
 def exchange(peers: Peers, reaction: str, is_server: bool) -> None:
-    """Send each neighbour a block, and take one. With ``short`` a rank takes what it has got for a whole block."""
+    """Send a block to each neighbour, and receive one from each; a server receives before it sends."""
     outgoing, incoming = peers
     if is_server:
         take(incoming, reaction)
@@ -175,7 +176,7 @@ def exchange(peers: Peers, reaction: str, is_server: bool) -> None:
 
 
 def take(incoming: list[socket.socket], reaction: str) -> None:
-    """Take a block from each neighbour."""
+    """Receive a block from each neighbour; with the reaction ``short``, unpack even one that is cut short."""
     for connection in incoming:
         missing = len(BLOCK)
         while missing:
@@ -188,7 +189,7 @@ def take(incoming: list[socket.socket], reaction: str) -> None:
 
 
 def part(peers: Peers) -> None:
-    """Leave only when the neighbours have got everything."""
+    """Close the connections, once the neighbours have received everything and have closed theirs."""
     outgoing, incoming = peers
     for connection in outgoing:
         connection.shutdown(socket.SHUT_WR)
@@ -198,7 +199,7 @@ def part(peers: Peers) -> None:
 
 
 def react(reaction: str, error: Exception) -> None:
-    """React to the loss of a neighbour as scripts, frameworks and C libraries do."""
+    """React to the loss of a neighbour in one of the ways of scripts, frameworks and C libraries."""
     if reaction in ("raise", "short"):
         raise error
     if reaction == "eof":
@@ -215,19 +216,19 @@ def react(reaction: str, error: Exception) -> None:
         sys.stderr.write("lost a neighbour\n")
         sys.stderr.flush()
         os._exit(1)
-    signal.signal(int(reaction), signal.SIG_DFL)  # as it is outside of Python
+    signal.signal(int(reaction), signal.SIG_DFL)  # as in programs that are not Python
     os.kill(os.getpid(), int(reaction))
 
 
 def strike_at(orders: dict[str, Any], rank: int, fault: dict[str, Any], now: int | str) -> None:
-    """Fail, if this is the moment."""
+    """Cause this rank's fault, if ``now`` is its step."""
     if fault.get("step") == now:
         note(orders, "struck", rank)
         strike(fault["kind"])
 
 
 def wait_for_strikes(orders: dict[str, Any]) -> bool:
-    """Wait for what comes from outside, if anything does, and return whether: on a busy machine it may come late."""
+    """Wait for faults from outside, which may come late on a busy machine; return whether there are any."""
     path, deadline = os.path.join(orders["folder"], "all-struck"), time.monotonic() + PATIENCE
     while orders["awaits"] and not os.path.exists(path) and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -235,13 +236,13 @@ def wait_for_strikes(orders: dict[str, Any]) -> bool:
 
 
 def note(orders: dict[str, Any], what: str, rank: int) -> None:
-    """Leave a file whose time says when something happened: by the kernel's clock, whatever the process is shown."""
+    """Make a file whose time says when something happened, by the kernel's clock, whatever clock the process sees."""
     with open(os.path.join(orders["folder"], f"{what}-{rank}"), "w"):
         pass
 
 
 def strike(kind: str) -> None:
-    """Fail in the way of that kind."""
+    """Cause a fault of this kind."""
     what, _, which = kind.partition(" ")
     if what == "raise":
         raise_it(which)
@@ -291,7 +292,7 @@ def raise_it(name: str) -> None:
         raise_it(name)
     elif name == "Custom":
         raise type("DivergedError", (Exception,), {})("the loss is not finite")
-    elif name == "ConnectionRefusedError":  # a database of the script's own
+    elif name == "ConnectionRefusedError":  # as by a database of the script's, not by another rank
         with socket.create_server(("127.0.0.1", 0)) as nobody:
             address = nobody.getsockname()
         socket.create_connection(address)

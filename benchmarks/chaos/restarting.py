@@ -1,7 +1,8 @@
-"""Runs a training with ``restarts=3`` in which something goes wrong, in one attempt or in several.
+"""Running a training with ``restarts=3`` and a fault in one attempt, or in each of several.
 
-What another attempt may well not meet must end with the very weights of a training that nothing interrupts, after just
-as many attempts as were hit; what the script has done must be told at once.
+After faults that another attempt may not meet, the run must end with exactly the weights of a training that nothing
+interrupts, after one further attempt for each fault. A failure that another attempt would meet must end the run at
+once.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ FAMILIES = ("signal", "agent", "guard", "launcher", "sshd", "start", "exception"
 
 
 def make(seed: int, number: int, families: Any, strategies: Any) -> Case:
-    """The case of that number, with a fault in each of some attempts."""
+    """Return the case of a seed and number, with a fault in each of its first attempts."""
     dice = random.Random(f"restarts-{seed}-{number}")
     possible = [name for name in strategies if name in ("processes", *MPI)]
     workers, slots = dice.choice([(2, 1), (3, 1), (2, 2)])
@@ -61,7 +62,7 @@ def told_at_once(family: str, fault: Fault) -> bool:
 
 
 def reason_for(fault: Fault) -> str:
-    """What the reason for another attempt says, which is told in words alone."""
+    """Return words that the reason for another attempt must contain after a fault; reasons are text only."""
     facts = fault.verdict.facts
     if facts["kind"] == "launcher":
         return "itself failed"
@@ -69,11 +70,12 @@ def reason_for(fault: Fault) -> str:
 
 
 class Attempts(Stage):
-    """The surroundings of all attempts: what strikes one of them waits for it.
+    """The surroundings of all attempts of a run; a fault from outside waits for its attempt.
 
     Attributes:
-        attempt: the number of the present one.
-        steps: how far each worker has come in each attempt, by its reports.
+        attempt: number of the current attempt.
+        begun: reasons for the further attempts, in order.
+        steps: the last step that each worker has reported in each attempt.
     """
 
     def __init__(self, case: Case, platform: Here, folder: Path, home: Path, clocks: Clocks | None = None) -> None:
@@ -83,7 +85,7 @@ class Attempts(Stage):
         self.steps: dict[tuple[int, str | None], int] = {}
 
     def on_event(self, event: Event) -> None:
-        """Forget the processes of an attempt that has failed."""
+        """Note reported steps and new attempts; forget the processes of an attempt that has failed."""
         if event.kind == "run_attempt":
             self.pids.clear()
             self._moments = collections.defaultdict(threading.Event)
@@ -95,7 +97,7 @@ class Attempts(Stage):
         super().on_event(event)
 
     def came_no_further(self, worker: str | None) -> bool:
-        """Return whether a worker has come no further in the present attempt than in one before."""
+        """Return whether a worker has come no further in the current attempt than in all earlier ones."""
         before = [step for (attempt, name), step in self.steps.items() if name == worker and attempt < self.attempt]
         return self.steps.get((self.attempt, worker), 0) <= max(before, default=0)
 
@@ -104,7 +106,7 @@ class Attempts(Stage):
         return len(list((self.folder / str(self.attempt)).glob("ready-*[0-9]"))) == self.case.shape.ready
 
     def strike_in(self, attempt: int, fault: Fault) -> None:
-        """Do what comes from outside, in that attempt."""
+        """Cause a fault from outside, in this attempt."""
         harness.wait(lambda: self.is_over or self.attempt == attempt, harness.UP_SECONDS)
         self.strike(fault)
 
@@ -121,7 +123,7 @@ class Attempts(Stage):
 
 
 def run(stage: Stage) -> Outcome:
-    """Run a training that is hit, and look at what comes of it."""
+    """Run a training with the case's faults, and return the outcome."""
     assert isinstance(stage, Attempts), "the harness was told which"
     case = stage.case
     hits = [*enumerate(case.faults, 1)]
@@ -162,7 +164,7 @@ def run(stage: Stage) -> Outcome:
 
 
 def what_is_wrong(case: Case, stage: Attempts, error: MusterError | None, learnt: list[str]) -> str:
-    """Return, in words, what is not as it is to be; nothing where all is right."""
+    """Return, in words, what is wrong with the end of a run; an empty string if nothing is."""
     last = case.faults[-1]
     if told_at_once(case.family, last):
         if len(stage.begun) != len(case.faults) - 1:
@@ -171,7 +173,7 @@ def what_is_wrong(case: Case, stage: Attempts, error: MusterError | None, learnt
     if error is not None and "no further attempt is made" in error.message:  # hit again before it had come further
         return "" if stage.came_no_further(error.worker) else "It had come further, and was not tried again."
     if case.family == "start" and type(error).__name__ == "LaunchRefused":
-        return ""  # what could not be launched is told at once
+        return ""  # a launch that fails ends the run at once
     if error is not None:
         return f"It did not end well, after {len(stage.begun)} further attempts."
     if len(stage.begun) != len(case.faults):
@@ -186,7 +188,7 @@ def what_is_wrong(case: Case, stage: Attempts, error: MusterError | None, learnt
 
 @functools.cache
 def uninterrupted(shape: Shape) -> list[str]:
-    """The weights that the ranks of that many workers end with where nothing goes wrong: trained once."""
+    """Return the weights that the ranks of a cluster end with if there is no fault; each shape is trained once."""
     base = Path(os.environ["TMPDIR"]).parent / "uninterrupted"
     base.mkdir()
     orders = orders_for(base, "raise")
@@ -195,7 +197,7 @@ def uninterrupted(shape: Shape) -> list[str]:
 
 
 def orders_for(folder: Path, reaction: str) -> dict[str, Any]:
-    """The arguments of the script where nothing is to go wrong."""
+    """Make the folder of the checkpoints, and return the script's orders for a training without faults."""
     (folder / "checkpoints").mkdir()
     return {
         "folder": str(folder),
@@ -207,7 +209,7 @@ def orders_for(folder: Path, reaction: str) -> dict[str, Any]:
 
 
 def train(orders: dict[str, Any], options: Any, observers: list[Any]) -> muster.Cluster:
-    """Begin a training."""
+    """Start a training, and return its cluster."""
     cluster: muster.Cluster = muster.run_cluster(
         worker_script=SCRIPT,
         args=[json.dumps(orders)],
@@ -221,5 +223,5 @@ def train(orders: dict[str, Any], options: Any, observers: list[Any]) -> muster.
 
 
 def weights(folder: Path) -> list[str]:
-    """Return what each rank has learnt, as it has left it."""
+    """Return the hashes of the weights that the ranks have left, in the order of their file names."""
     return [path.read_text() for path in sorted(folder.glob("weights-*"))]

@@ -1,4 +1,4 @@
-"""Parameter servers without TensorFlow, which starts in no time: one server, and workers that talk to it alone."""
+"""Parameter servers without TensorFlow, so that they start at once: a server, and workers that talk only to it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Servers(Strategy):
     name: ClassVar[str] = "servers"
 
     def roles(self, job: Job) -> Mapping[str, int]:
-        """Servers first, so that the first of them is number 0."""
+        """Return the numbers of servers and workers; servers are first, so that the first of them is number 0."""
         return {"ps": job.n_ps, "worker": job.n_workers}
 
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
-        """The script on every member."""
+        """Return a plan that runs the script on every member."""
         return Plan(
             processes={
                 member.name: Process(

@@ -1,4 +1,4 @@
-"""The clusters that faults are put into: which strategy, how many ranks, and what each of them is called."""
+"""The clusters that faults are injected into: their strategies, numbers of ranks, and names of workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.chaos.servers import Servers
 MPI = ("openmpi", "mpich")
 SERVERS = ("servers", "parameter_server")  # the first without TensorFlow
 HEAVY = ("horovod", "parameter_server")  # import TensorFlow in every process
-AMONG = {"horovod": 20, "parameter_server": 33}  # one of so many faults, where there are lighter strategies as well
+AMONG = {"horovod": 20, "parameter_server": 33}  # one fault in so many has this strategy, if there are lighter ones
 AROUND = ("slow link", "cut link", "clock", "clocks apart", "full logs")
 UNFIT = {
     "processes": ("launcher", "sshd"),
@@ -36,9 +36,9 @@ class Shape:
     """The cluster of a case.
 
     Attributes:
-        strategy: its name, or which MPI.
-        workers: how many, with servers and the chief.
-        slots: ranks of each.
+        strategy: name of the strategy, or of the MPI.
+        workers: number of workers, including servers and the chief.
+        slots: ranks on each worker.
     """
 
     strategy: str
@@ -47,7 +47,7 @@ class Shape:
 
     @property
     def ranks(self) -> int:
-        """Number of processes that faults may hit, which are numbered also where they have no ranks."""
+        """Number of processes that faults may hit. They are numbered even if the strategy has no ranks."""
         return self.workers * self.slots
 
     @property
@@ -84,7 +84,7 @@ class Shape:
 
     @property
     def hosts(self) -> Sequence[str]:
-        """Two hosts with a slot for each worker between them, the first ones on the first."""
+        """Two hosts that have a slot for each worker between them; the first half of the workers is on the first."""
         return f"h1:{self.workers - self.workers // 2}", f"h2:{self.workers // 2}"
 
     def host_of(self, worker: str) -> str:
@@ -100,11 +100,11 @@ class Shape:
         return self.names.index(worker) if rank is None else rank
 
     def runs_script(self, rank: int) -> int:
-        """Return that rank if its process runs the script, which alone can fail by itself; else one that does."""
+        """Return this rank if its process runs the script, and so can fail by itself, or else a rank that does."""
         return 0 if self.strategy == "parameter_server" else rank
 
     def options(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Return how ``run_cluster`` is to be called for it, in place of limits that are too narrow for TensorFlow."""
+        """Return arguments of ``run_cluster`` for this cluster; with TensorFlow they widen the limits in ``wanted``."""
         if self.strategy in SERVERS:
             chiefs = int(self.strategy == "parameter_server")
             return {"n_ps": 1, "n_workers": self.workers - 1 - chiefs, "strategy": self.made()}
@@ -113,7 +113,7 @@ class Shape:
         return {"n_workers": self.workers, "strategy": self.made(), **wide}
 
     def made(self) -> Strategy:
-        """The strategy."""
+        """Return the strategy object."""
         if self.strategy in MPI:
             return MpiStrategy(slots=self.slots, mpiexec=f"mpiexec.{self.strategy}")
         if self.strategy == "processes":
@@ -131,19 +131,19 @@ ALL = ("processes", "servers", *MPI, *HEAVY)
 
 @functools.cache
 def available() -> list[str]:
-    """Names of the strategies that this machine has what is needed for."""
+    """Return the names of the strategies whose programs and packages this machine has."""
     found = ["processes", "servers", *(name for name in MPI if shutil.which(f"mpiexec.{name}"))]
     packages = {"horovod": "horovod", "parameter_server": "tensorflow"}
     return [*found, *(name for name, package in packages.items() if find_spec(package))]
 
 
 def light(strategies: Sequence[str]) -> Sequence[str]:
-    """Those of the strategies that do without TensorFlow, or all where there are none."""
+    """Return those of the strategies that do without TensorFlow, or all of them if none does."""
     return [name for name in strategies if name not in HEAVY] or strategies
 
 
 def choose_shape(dice: random.Random, number: int, strategies: Sequence[str], seed: int) -> tuple[Shape, int]:
-    """The cluster of the case of that number, and its number among those of the same weight, which choose its fault."""
+    """Return the cluster of a case, and the case's number among those of the same weight, which chooses its fault."""
     strategy, turn = dice.choice(light(strategies)), number
     is_light = strategy not in HEAVY
     for name in HEAVY:

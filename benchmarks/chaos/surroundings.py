@@ -1,4 +1,4 @@
-"""Faults around the ranks: links that are slow or cut, clocks that are set or differ, and a disk that is full."""
+"""Faults around the ranks: links that are slow or cut, clocks that jump or differ, and a disk that is full."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from benchmarks.chaos.ranks import address_of_rank
 
 CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
 MOST_APART = 8  # seconds
-PRELOAD, CLOCK = "LD_PRELOAD", "CHAOS_CLOCK"  # variables of processes that are shown other clocks
-DISK_KB = 512  # of a small disk; a run takes half of that before its ranks have said anything
+PRELOAD, CLOCK = "LD_PRELOAD", "CHAOS_CLOCK"  # environment variables of processes that see simulated clocks
+DISK_KB = 512  # size of a small disk; a run takes half of it before its ranks have printed anything
 CLOCKS = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -86,15 +86,15 @@ pid_t fork(void) {
 
 
 def can_isolate() -> bool:
-    """Return whether this user may have a network, mounts and clocks of its own here."""
+    """Return whether this user can make network, mount and time namespaces here."""
     tools = shutil.which("unshare") and shutil.which("ip")
     return bool(tools) and subprocess.run(["unshare", "-nmT", "true"], capture_output=True).returncode == 0
 
 
 def isolate() -> None:
-    """Give this process a network of its own, which has nothing but loopback, and mounts that nobody else sees.
+    """Give this process a network of its own, which has only loopback, and mounts that no other process sees.
 
-    The kernel is to see rules of ours before it takes an address for its own, so that links can be cut.
+    The kernel's rule for local addresses is moved behind other rules, so that these can cut links.
     """
     if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET | CLONE_NEWNS):
         raise OSError(ctypes.get_errno(), "unshare")
@@ -104,19 +104,19 @@ def isolate() -> None:
 
 
 def mount_small_disk(folder: Path) -> None:
-    """Make the folder a disk with little room."""
+    """Mount a disk with little space at the folder."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_KB}k", "none", str(folder)], check=True)
 
 
 def fill_disk(folder: Path) -> None:
-    """Leave no room on it."""
+    """Fill the disk that is mounted at the folder."""
     with (folder / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
 
 
 def empty_disk(folder: Path) -> None:
-    """Have what lies on it lie in the folder itself, and unmount it."""
+    """Unmount the disk from the folder, and move its files into the folder itself, without the filling."""
     (folder / "ballast").unlink(missing_ok=True)
     kept = folder.with_name("kept")
     shutil.copytree(folder, kept, symlinks=True)
@@ -126,12 +126,12 @@ def empty_disk(folder: Path) -> None:
 
 
 def cut_link(one: int, other: int) -> None:
-    """Let nothing through any more between two ranks: no data, no end of a connection, no refusal."""
+    """Drop all packets between two ranks, so that no data, end of a connection or refusal arrives."""
     _rules("add", one, other)
 
 
 def repair_link(one: int, other: int) -> None:
-    """Undo that."""
+    """Undo ``cut_link``."""
     _rules("del", one, other)
 
 
@@ -142,7 +142,7 @@ def _rules(what: str, one: int, other: int) -> None:
 
 
 class SlowLink(threading.Thread):
-    """Stands between two ranks, and passes on late what the one sends to the other."""
+    """A relay between two ranks, which delays what the source sends to the target."""
 
     def __init__(self, folder: Path, source: int, target: int, delay: float) -> None:
         super().__init__(daemon=True)
@@ -151,7 +151,7 @@ class SlowLink(threading.Thread):
         self._delay = delay
 
     def run(self) -> None:
-        """Relay until one of the two has closed the connection."""
+        """Relay until one of the ranks has closed the connection."""
         address, relay = (self._folder / name for name in self._names)
         deadline = time.monotonic() + 30
         while not address.exists() and time.monotonic() < deadline:
@@ -169,13 +169,16 @@ class SlowLink(threading.Thread):
 
 
 def kernel_time() -> float:
-    """The time by the clock on the wall, also where this process is shown another one: as the kernel stamps files."""
+    """Return the time of the real wall clock, by which the kernel stamps files, even if this process sees another."""
     with tempfile.TemporaryFile() as file:
         return os.fstat(file.fileno()).st_mtime
 
 
 class Clocks:
-    """The clocks of all processes that are started meanwhile: the one on the wall can be set, others differ."""
+    """Simulated clocks of the processes that are started within ``shown``: the wall clock can be set.
+
+    The monotonic clocks of workers can be apart.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._library, self._shift = folder / "clock.so", folder / "clock"
@@ -186,20 +189,20 @@ class Clocks:
         subprocess.run(command, check=True)
 
     def jump(self, seconds: int) -> None:
-        """Set it forward or back."""
+        """Set the wall clock, ``seconds`` ahead of the real one, or behind if they are negative."""
         with self._shift.open("r+b") as file, mmap.mmap(file.fileno(), struct.calcsize("l")) as shared:
             shared[:] = struct.pack("l", seconds)
 
     def set_right(self) -> None:
-        """Undo that."""
+        """Set the wall clock to the real time."""
         self.jump(0)
 
     @contextlib.contextmanager
     def shown(self, apart: str = "") -> Iterator[None]:
-        """Have processes that are started see them.
+        """Make processes that are started within the block see these clocks.
 
         Args:
-            apart: seed of the seconds by which the monotonic clock of each worker is ahead; none are where it is empty.
+            apart: seed of the seconds by which the monotonic clock of each worker is ahead; if empty, none is.
         """
         variables = {PRELOAD: str(self._library), CLOCK: str(self._shift)}
         variables |= {"CHAOS_APART": apart} if apart else {}

@@ -1,9 +1,10 @@
-"""The script of restarts: a small network that the ranks train together, with checkpoints to go on from bit for bit.
+"""The script of restarts: ranks train a small network, with checkpoints from which it goes on bit for bit the same.
 
     trains.py ORDERS
 
-ORDERS is JSON as that of ``ranks.py``, but ``faults`` are by attempt and rank ("1 0"), ``checkpoints`` is a folder, and
-ranks meet in a folder of their own in each attempt. Each rank leaves ``weights-RANK``: a hash of what it has learnt.
+ORDERS is JSON like that of ``ranks.py``, but ``faults`` are by attempt and rank ("1 0"), ``awaited`` are the attempts
+with faults from outside, ``checkpoints`` is a folder, and in each attempt the ranks meet in a folder of their own. Each
+rank leaves ``weights-RANK``, a hash of what it has learnt.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ranks  # type: ignore[import-not-found]  # which is beside it, where it runs
+import ranks  # type: ignore[import-not-found]  # it is beside this script
 from muster.training.progress import report
 
 STEPS = 60
@@ -27,7 +28,7 @@ INPUTS, HIDDEN, BATCH = 8, 16, 32
 
 
 class Model:
-    """A network with one hidden layer, its momentum, and the random state that makes its data and its dropout."""
+    """A network with one hidden layer, its momentum, and the random state that draws its data and its dropout."""
 
     def __init__(self, rank: int) -> None:
         same = np.random.default_rng(7)
@@ -36,7 +37,7 @@ class Model:
         self.own = np.random.default_rng(100 + rank)
 
     def gradient(self) -> list[Any]:
-        """The gradient of one batch of this rank's."""
+        """Return the gradient of one batch of this rank's."""
         inputs = self.own.normal(size=(BATCH, INPUTS))
         hidden = np.tanh(inputs @ self.weights[0]) * (self.own.random((BATCH, HIDDEN)) > 0.1)
         error = hidden @ self.weights[1] - np.sin(inputs.sum(axis=1, keepdims=True))
@@ -44,19 +45,19 @@ class Model:
         return [inputs.T @ back / BATCH, hidden.T @ error / BATCH]
 
     def apply(self, gradients: list[Any]) -> None:
-        """Take a step."""
+        """Take a step of gradient descent with momentum."""
         for weight, momentum, gradient in zip(self.weights, self.momentum, gradients, strict=True):
             momentum *= 0.9
             momentum += gradient
             weight -= 0.01 * momentum
 
     def hash(self) -> str:
-        """A hash of every bit that has been learnt."""
+        """Return a hash of all weights and momenta."""
         return hashlib.sha256(b"".join(part.tobytes() for part in [*self.weights, *self.momentum])).hexdigest()
 
 
 def main(orders: dict[str, Any]) -> None:
-    """Train from the newest checkpoint to the end."""
+    """Train from the newest checkpoint to the end, with this rank's fault in this attempt."""
     rank, size = ranks.rank_and_size()
     attempt = os.environ["MUSTER_ATTEMPT"]
     orders["folder"] = os.path.join(orders["folder"], attempt)
@@ -68,7 +69,7 @@ def main(orders: dict[str, Any]) -> None:
     first = restore(model, checkpoints, rank, size)
     peers = ranks.meet({**orders, "topology": "all"}, rank, size)
     ranks.note(orders, "ready", rank)
-    if attempt in orders["awaited"]:  # it is hit from outside, and does not come to the end by itself
+    if attempt in orders["awaited"]:  # a fault from outside must end this attempt, which never ends by itself
         train(model, range(first, first + SAVES), orders, fault, peers)
         ranks.wait_for_strikes({**orders, "awaits": True})
         train(model, range(first + SAVES, first + 3 * SAVES), orders, fault, peers)
@@ -80,7 +81,7 @@ def main(orders: dict[str, Any]) -> None:
 
 
 def train(model: Model, steps: range, orders: dict[str, Any], fault: dict[str, Any], peers: tuple[Any, Any]) -> None:
-    """Take steps, and save what has been learnt every few of them."""
+    """Take steps, and save a checkpoint every ``SAVES`` of them."""
     rank, size = ranks.rank_and_size()
     for step in steps:
         ranks.strike_at(orders, rank, fault, step)
@@ -91,7 +92,7 @@ def train(model: Model, steps: range, orders: dict[str, Any], fault: dict[str, A
 
 
 def average(gradients: list[Any], rank: int, size: int, peers: tuple[Any, Any], reaction: str) -> list[Any]:
-    """The mean over all ranks, added in the order of the ranks, so that it is the same to the last bit each time."""
+    """Return the mean over all ranks, added in the order of the ranks, so that it is the same to the last bit."""
     flat = np.concatenate([gradient.ravel() for gradient in gradients])
     outgoing, incoming = peers
     found = {rank: flat}
@@ -109,7 +110,7 @@ def average(gradients: list[Any], rank: int, size: int, peers: tuple[Any, Any], 
 
 
 def receive(connection: socket.socket, size: int) -> bytes:
-    """So many bytes. Raises ConnectionError."""
+    """Receive ``size`` bytes. Raises ConnectionError."""
     data = b""
     while len(data) < size:
         more = connection.recv(size - len(data))
@@ -120,9 +121,9 @@ def receive(connection: socket.socket, size: int) -> bytes:
 
 
 def save(model: Model, folder: Path, rank: int, step: int) -> None:
-    """Write what this rank goes on from."""
+    """Write this rank's part of a checkpoint."""
     path = folder / f"step-{step:04}-{rank}.json"
-    arrays = [part.tolist() for part in [*model.weights, *model.momentum]]  # whose numbers JSON keeps to the last bit
+    arrays = [part.tolist() for part in [*model.weights, *model.momentum]]  # JSON keeps floats to the last bit
     path.with_suffix(".part").write_text(json.dumps([arrays, model.own.bit_generator.state]))
     path.with_suffix(".part").rename(path)
 

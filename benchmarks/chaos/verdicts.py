@@ -1,4 +1,4 @@
-"""Whether a run has ended as its faults demand: judged by what the error has as data, not by its words."""
+"""Judging whether a run has ended as its faults demand, by the data of its error, not by its words."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from muster.errors import MusterError
 
 from benchmarks.chaos.faults import Case, Fault
 
-Named = tuple[str | None, int | None]  # worker and rank of a process; no worker for what is none
+Named = tuple[str | None, int | None]  # worker and rank of a process; None where it has none
 
 
 def is_right(case: Case, error: MusterError | None) -> bool:
     """Return whether the run has ended as one of its faults demands.
 
-    Of an error, its class and what it has as data of the failure must be those of the fault's verdict, and everything
-    that it names must be at fault: a tie with a process to which nothing was done is wrong.
+    An error's class and the data of its failure must be those of the fault's verdict, and every process that it names
+    must be at fault: a tie with a process that had no fault is wrong.
     """
     if error is None:
         return any(not fault.verdict.error for fault in case.faults)
@@ -28,7 +28,10 @@ def is_right(case: Case, error: MusterError | None) -> bool:
 
 
 def names(error: MusterError) -> list[Named]:
-    """All that an error names: first what has failed, then what may as well have, or is the other end of a link."""
+    """Return all processes that an error names: the failed one first, then others that may have failed first as well.
+
+    Of a cut link, these are its two ends.
+    """
     first: Named = (error.worker, getattr(error, "rank", None))
     return [first, *((other["worker"], other["rank"]) for other in error.failure.get("others", ()))]
 
@@ -45,7 +48,7 @@ def _has(failure: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
 
 
 def _is_at_fault(named: Named, fault: Fault, case: Case) -> bool:
-    """Return whether what an error names is what a fault was put into."""
+    """Return whether a process that an error names is one that the fault's verdict blames."""
     what, which = _victim(fault)
     worker, rank = named
     worker, shape = worker or "", case.shape
@@ -57,9 +60,9 @@ def _is_at_fault(named: Named, fault: Fault, case: Case) -> bool:
         return worker == which
     if what == "beside":
         return worker in shape.names and shape.host_of(worker) == shape.host_of(which)
-    if what == "guard":  # of all workers here: the error names one of them, and its message the guard
+    if what == "guard":  # the guard of all workers here: the error names one of these, and its message the guard
         return worker in shape.names and rank is None
-    return which != "" or named == (None, None)  # the launcher, and perhaps a rank that it lets go
+    return which != "" or named == (None, None)  # the launcher, or perhaps a rank that it lets go
 
 
 def _victim(fault: Fault) -> tuple[str, str]:

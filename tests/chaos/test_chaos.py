@@ -93,13 +93,15 @@ def test_on_other_platforms_there_are_their_own_faults() -> None:
         return [faults.make(7, number, faults.EVERYWHERE, STRATEGIES, (platform,)) for number in range(100)]
 
     assert {case.family for case in made("isolated")} == set(faults.ELSEWHERE)
+    assert {case.family for case in made("served")} == set(faults.ELSEWHERE)
+    assert {case.family for case in made("attacked")} == set(faults.FAMILIES)
     assert {case.family for case in made("hosts")} == {*faults.ELSEWHERE, *faults.ON_HOSTS}
     assert made("hosts") == made("hosts")
     turns = [faults.make(7, number, faults.EVERYWHERE, STRATEGIES, ("hosts", "isolated")) for number in range(4)]
     assert [case.platform for case in turns] == ["hosts", "isolated"] * 2
 
 
-@pytest.mark.parametrize("platform", ["isolated", "hosts"])
+@pytest.mark.parametrize("platform", ["attacked", "served", "isolated", "hosts"])
 def test_a_fault_on_another_platform_is_told(platform: str, tmp_path: Path) -> None:
     if platform not in platforms.available():
         pytest.skip("this takes root, unshare, ip and sshd")
