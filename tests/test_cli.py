@@ -369,8 +369,11 @@ class TestRun:
         assert "a longer --timeout" in result.stderr  # whatever it was that took too long
         assert "a longer --timeout" in muster("explain").stdout
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-    def test_interrupted_is_130_and_leaves_nothing(self, number: int, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("number", "said"),
+        [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "by SIGTERM"), (signal.SIGHUP, "by SIGHUP")],
+    )
+    def test_interrupted_is_130_and_leaves_nothing(self, number: int, said: str, tmp_path: Path) -> None:
         (tmp_path / "hang.py").write_text("import time\nprint('hangs', flush=True)\ntime.sleep(60)\n")
         program = """
 import signal
@@ -394,6 +397,7 @@ cli.main()
         assert stderr == "Interrupted.\n"
         run = lookup.open_run("last")
         assert run.status == "stopped"
+        assert f"({said})" in run.explain()
         assert processes_of(run.run_id) == []
 
     def test_the_view_is_told_before_the_run_goes_on(self, script: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,6 +114,11 @@ def test_advice_on_a_program_does_not_speak_of_python(tmp_path: Path) -> None:
             WorkerOutOfMemory,
             ["2.50 GB", "memory=4"],
         ),
+        (
+            Failure(FailureKind.MEMORY, 1.0, "worker-0", used=300_400_000, limit=300_000_000),
+            WorkerOutOfMemory,
+            ["used 0.31 GB of memory and was given 0.3 GB"],
+        ),
         (Failure(FailureKind.LOST, 1.0, "worker-0", message="gone"), WorkerLost, ["worker-0 was lost: gone"]),
         (Failure(FailureKind.ENDED, 1.0, "ps-0", exit_code=0), ScriptFailed, ["ps-0", "never"]),
         (LAUNCHER, LauncherFailed, ["horovodrun", "exit status 1", "launcher.log"]),

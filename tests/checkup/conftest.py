@@ -1,4 +1,4 @@
-"""Hosts to log in to."""
+"""Fixture of hosts to log in to."""
 
 from tests.trust.conftest import make_host
 

@@ -55,6 +55,12 @@ with contextlib.suppress(ImportError):
     import no_such_extra
 if False:
     import only_sometimes
+if TYPE_CHECKING:
+    import no_such_types
+else:
+    import no_such_else
+if not TYPE_CHECKING:
+    import no_such_negation
 def plot():
     import no_such_plots.pyplot
 if __name__ == "__main__":
@@ -135,6 +141,8 @@ class TestTheScript:
         assert {name: finding.level for name, finding in found.items()} == {
             "no_such_package.one": "error",
             "only_sometimes": "warning",
+            "no_such_else": "error",
+            "no_such_negation": "error",
             "no_such_plots.pyplot": "warning",
             "no_such_main": "error",
             "muster.run_cluster": "error",

@@ -47,8 +47,15 @@ def test_more_than_the_system_allows_is_refused_before_anything_starts(limits: l
     platform = ScriptedPlatform()
     with pytest.raises(JobError, match=r"5000 workers need 5200 file descriptors .* may have 4096") as caught:
         check(RunRequest(lambda: None, n_workers=5000, strategy="processes", platform=platform))
-    assert "ulimit -Hn 5200" in str(caught.value)
+    assert "Try: fewer workers, or a higher limit before this process starts: ulimit -Hn 5200" in str(caught.value)
     assert not platform.calls
+
+
+def test_fewer_workers_are_not_advised_where_none_at_all_could_be_had(limits: list[int]) -> None:
+    limits[:] = [100, 100]
+    with pytest.raises(JobError, match=r"Try: a higher limit") as caught:
+        check(RunRequest(lambda: None, n_workers=2, strategy="processes", platform=ScriptedPlatform()))
+    assert "fewer" not in str(caught.value)
 
 
 def test_real_limits_are_looked_at() -> None:

@@ -4,7 +4,7 @@
 
 Prints JSON: ``problem``, of a file that does not compile; ``missing``, imports that cannot be found; ``needed``, the
 packages that are imported in any case; ``imported``, the imports of Horovod and Muster; and ``keras``, the version of
-the installed Keras. Imports are read, not run; those of files in the script's own folder are followed. A missing import
+the installed Keras. Imports are parsed, not run; those of files in the script's folder are followed. A missing import
 is certain to fail if it is run in any case, and no file touches ``sys.path``. Python 3.6 syntax, standard library only.
 """
 
@@ -28,7 +28,7 @@ def main(script: str, folder: str) -> "dict[str, Any]":
     sys.path[0] = folder
     missing, named, walked, touches_path = [], set(), set(), False
     imported, needed = set(), set()
-    todo = [(script, True)]  # files, and whether they are run in any case: those that are come first
+    todo = [(script, True)]  # files, and whether they are run in any case; the files that are come first
     while todo:
         path, is_run = todo.pop(0)
         if path in walked:
@@ -83,7 +83,7 @@ def is_sys_path(node: ast.AST) -> bool:
 
 
 def is_there(names: "list[str]") -> bool:
-    """Return whether the first package in a module's name can be found; to look further would mean to import it."""
+    """Return whether the top-level package of a module can be found; to look further would import the package."""
     if names[0] == "muster":
         return names[1:2] in ([], [SHIPPED])
     try:
@@ -93,7 +93,7 @@ def is_there(names: "list[str]") -> bool:
 
 
 def files_of(names: "list[str]", folder: str) -> "list[str]":
-    """Return the files in a folder that are run when a module is imported: its packages' and its own."""
+    """Return the files in a folder that are run when a module is imported: those of its packages, and its own."""
     paths = [os.path.join(folder, *names[:count]) for count in range(1, len(names) + 1)]
     candidates = [file for path in paths for file in (path + ".py", os.path.join(path, "__init__.py"))]
     return [file for file in candidates if os.path.isfile(file)]
@@ -124,7 +124,7 @@ class ImportFinder(ast.NodeVisitor):
                 self.found.append((node.module.split(".") + [alias.name], node.lineno, self._is_certain))
 
     def visit_Try(self, node: ast.Try) -> None:
-        """Skip the body of a ``try`` that catches import errors, and its handlers; other handlers may not run."""
+        """Skip the body and the handlers of a ``try`` that catches import errors; visit others as they may run."""
         caught = {name for handler in node.handlers for name in _names(handler.type)}
         is_guarded = bool(caught & GUARDS)
         for statement in ([] if is_guarded else node.body) + node.orelse + node.finalbody:
@@ -138,9 +138,11 @@ class ImportFinder(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> None:
-        """Visit both branches as code that may not run; but a script's main part does run."""
+        """Visit both branches as code that may not run, except for ``if __name__ == "__main__"``."""
         names = _names(node.test)
         if "TYPE_CHECKING" in names:
+            for statement in node.body if isinstance(node.test, ast.UnaryOp) else node.orelse:
+                self.visit(statement)
             return
         self._visit_within(node, self._is_certain and "__name__" in names)
 

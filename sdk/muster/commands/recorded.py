@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from muster.events import Event
 
+LINES_AT_ONCE = 1000  # as each print takes its time
 POLL_SECONDS = 0.2
 SHOWN_RUNS = 30
 KEPT_RUNS = 20
@@ -64,7 +65,8 @@ def runs(
 ) -> None:  # fmt: skip
     """List the recorded runs, newest first.
 
-    In a terminal as a table, elsewhere a run a line, with when it started. The id of a run begins with that.
+    In a terminal they are shown as a table; elsewhere as one line each, with the time when the run started. Every id
+    begins with that time, too.
 
     \b
     Examples:
@@ -120,7 +122,10 @@ def _pruning(deleted: int, keep: int, older_than: float | None) -> str:
 
 
 def _table(listed: Sequence[Run], width: int) -> Table | None:
-    """The runs as a table with as many columns as leave ids whole, which are typed next; None where none does."""
+    """Return the runs as a table, or None where even one column besides the ids does not fit.
+
+    It has as many columns as leave ids whole, since users copy or type an id next.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -144,13 +149,13 @@ def _table(listed: Sequence[Run], width: int) -> Table | None:
 
 
 def _block(run: Run) -> str:
-    """A run in two lines, of which the first is its id alone, so that a terminal of any width shows that as a word."""
+    """Return a run as two lines, of which the first has only its id, so that a narrow terminal shows that as a word."""
     rest = [_status(run), _took(run), clean(run.strategy), _until(run)]
     return f"{_named(run)}\n  {'  '.join(filter(None, rest))}"
 
 
 def _named(run: Run) -> str:
-    """Return a run's id, with its name where that is in letters that ids have not."""
+    """Return a run's id, followed by its name if that is not in ASCII, as ids are."""
     return run.run_id if run.name.isascii() else f"{run.run_id} ({clean(run.name)})"
 
 
@@ -159,12 +164,12 @@ def _status(run: Run) -> str:
 
 
 def _took(run: Run) -> str:
-    """Return how long the run took, or has taken so far; for a lost run the least that it may have been."""
+    """Return how long the run took, or has taken so far; for a lost run, a lower bound."""
     return f"{'≥ ' if run.status == 'lost' else ''}{duration(run.seconds)}"
 
 
 def _until(run: Run) -> str:
-    """Return until when a detached run that is under way may live; empty for others."""
+    """Return, in words, until when a detached run that is under way may go on; empty for other runs."""
     if run.detached_until is None or run.status != "running":
         return ""
     return f"(detached until {datetime.fromtimestamp(run.detached_until):%a %d %b %Y %H:%M})"
@@ -223,7 +228,7 @@ def show(run: str, html: Path | None, json_wanted: bool) -> None:
 
 
 def _is_run(file: Path) -> bool:
-    """Return whether what stands where a file should is a run."""
+    """Return whether a path that was given for a file is the name of a run instead."""
     try:
         return not file.suffix and bool(lookup.open_run(str(file)))
     except RunNotFound:
@@ -235,8 +240,8 @@ def _is_run(file: Path) -> bool:
 def attach(run: str | None) -> None:
     """Show RUN live until it has ended, and end as it does.
 
-    Ctrl-C leaves the run alone; the exit status is 130 then, and else that of `muster run`. RUN is an id, the beginning
-    of one, or "last". Without it, it is the newest detached run that is under way, and the last run where none is.
+    Ctrl-C ends the view, and not the run; the exit status is then 130, and otherwise that of `muster run`. RUN is an
+    id, the beginning of one, or "last". The default is the newest detached run that is under way, or else the last run.
     """
     opened = naming.opened(run, "logs") if run else lookup.living_detached_run() or lookup.open_run()
     if run in (None, "last"):
@@ -288,7 +293,7 @@ def _show_end(run: Run) -> None:
 
 
 def print_rich(shown: RenderableType, *, width: int | None = None, height: int | None = None) -> None:
-    """Print what Rich lays out, and let it be known where nobody reads it any more, which Rich's own print hides."""
+    """Print an object of Rich. Raises OSError where nobody reads the output any more, unlike Rich's own print."""
     from rich.console import Console
 
     console = Console(width=width, height=height, color_system="auto" if takes_escapes(sys.stdout) else None)
@@ -335,7 +340,7 @@ def logs(run: str, worker: str | None, follow: bool, tail: int | None) -> None:
 
 
 def write_page(file: Path, page: str) -> None:
-    """Write an HTML page to a file, and say so. Refuses to overwrite a file that is no such page."""
+    """Write an HTML page to a file, and say so; refuse to overwrite a file that is no such page."""
     try:
         if file.exists() and not file.read_text(encoding="utf-8", errors="replace").startswith(
             page.partition("<title>")[0]
@@ -348,16 +353,17 @@ def write_page(file: Path, page: str) -> None:
 
 
 def _print_lines(lines: list[bytes], name: str | None) -> None:
-    for line in lines:
-        # A progress bar returns to the beginning of its line: what it showed one after the other are lines in a pipe.
-        shown = line.rstrip(b"\r").split(b"\r")
-        for part in shown[-1:] if sys.stdout.isatty() else shown:
-            text = clean(part.decode("utf-8", errors="replace"))
-            click.echo(f"{name} | {text}" if name else text)
+    for start in range(0, len(lines), LINES_AT_ONCE):
+        texts: list[str] = []
+        for line in lines[start : start + LINES_AT_ONCE]:
+            # A progress bar overwrites its line: a terminal gets its last state, a pipe gets each state as a line.
+            shown = line.rstrip(b"\r").split(b"\r")
+            texts += [part.decode("utf-8", errors="replace") for part in (shown[-1:] if sys.stdout.isatty() else shown)]
+        click.echo("\n".join(f"{name} | {clean(text)}" if name else clean(text) for text in texts))
 
 
 class Tail:
-    """Reads the lines that are appended to a log, also across its content's being moved to ``.1``."""
+    """Reads the lines that are appended to a log, even if its content is moved to ``.1`` meanwhile."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -365,7 +371,7 @@ class Tail:
         self._unfinished = b""
 
     def read(self, *, at_end: bool = False) -> list[bytes]:
-        """The lines that have been finished since the last call; ``at_end`` also the one that never was."""
+        """Return the lines completed since the last call; if ``at_end``, also a last line without a newline."""
         data = b""
         if self.path.exists() and self.path.stat().st_size < self._position:
             data, self._position = _read_from(self.path.with_name(self.path.name + ".1"), self._position), 0

@@ -41,7 +41,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _environment(ctx: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, str]:
-    """``NAME=VALUE`` as it is, and ``NAME`` with its value in this environment."""
+    """Return variables given as ``NAME=VALUE``, or as ``NAME`` with its value in this environment."""
     environment = {}
     for text in values:
         name, equals, value = text.partition("=")
@@ -56,13 +56,13 @@ def _environment(ctx: click.Context, parameter: click.Parameter, values: Sequenc
 
 
 def _name(ctx: click.Context, parameter: click.Parameter, name: str) -> str:
-    """Refuse a name that is given and says nothing, as an empty variable of a shell does."""
+    """Refuse an empty name that was given, as an empty variable of a shell gives it."""
     if not name.strip() and ctx.get_parameter_source("name") is click.core.ParameterSource.COMMANDLINE:
         raise click.BadParameter("it is empty.", ctx, parameter)
     return name
 
 
-# Each has the name of the parameter of ``run_cluster`` that it stands for, by which ``_as_option`` finds it.
+# Each option has the name of the parameter of ``run_cluster`` that it sets, by which ``_as_option`` finds it.
 OPTIONS: Sequence[Callable[[Command], Command]] = (
     click.option(
         "-s", "--strategy", type=NameIn(STRATEGIES, strategies.OTHER_NAMES), default="parameter_server",
@@ -119,7 +119,7 @@ OPTIONS: Sequence[Callable[[Command], Command]] = (
 )  # fmt: skip
 
 
-# How the run goes on, which a plan takes as well, so that `muster plan` may stand in place of `muster run`.
+# How the run goes on. `muster plan` takes these options, too, so that it accepts every command line of `muster run`.
 COURSE: Sequence[Callable[[Command], Command]] = (
     click.option(
         "--timeout",
@@ -204,7 +204,7 @@ def make_request(
     module: bool,
     **options: Any,
 ) -> RunRequest:
-    """The request that the options describe; some are the strategy's or the platform's."""
+    """Return the request that the options describe; those without a field there are the strategy's or platform's."""
     from muster.run.request import RunRequest
 
     names = {field.name for field in fields(RunRequest)}
@@ -230,11 +230,11 @@ def as_options(text: str) -> str:
 
 def _as_option(argument: Argument) -> str:
     parameter = next((known for known in run.get_params(click.Context(run)) if known.name == argument.name), None)
-    if parameter is None:  # nothing that the command line can say
+    if parameter is None:  # the command line has no such option
         return argument.as_python()
     option = max(parameter.opts, key=len) if isinstance(parameter, click.Option) else parameter.human_readable_name
     value = f"{argument.value:g}" if isinstance(argument.value, float) else argument.value
-    if isinstance(value, list):  # words of the script's own
+    if isinstance(value, list):  # the script's own arguments
         return shlex.join(map(str, value))
     return option if value is None or value is True or value == "" else f"{option} {shlex.quote(str(value))}"
 
@@ -307,7 +307,10 @@ def _detach(checked: CheckedRun, *, quiet: bool, json_wanted: bool) -> None:
 
 
 def _without_cause(dashboard: Dashboard) -> Observer:
-    """The dashboard, but for why the run failed: this command's error says that, with more around it."""
+    """Return an observer that shows events on the dashboard without the cause of a failure.
+
+    This command's error tells the cause, in more detail.
+    """
 
     def show(event: Event) -> None:
         if isinstance(event.data, RunEnded):
@@ -319,13 +322,13 @@ def _without_cause(dashboard: Dashboard) -> Observer:
 
 @contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM, and the end of the terminal, end the run as Ctrl-C does: they would end this process at once."""
+    """Let SIGTERM and SIGHUP end the run as Ctrl-C does, as by default they would end this process at once."""
 
     def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(f"by {signal.Signals(number).name}")
 
     numbers = [signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # else somebody, such as nohup, wants it to go on
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not ignored, as it is under nohup
         numbers.append(signal.SIGHUP)
     previous = {number: signal.signal(number, interrupt) for number in numbers}
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -98,7 +99,8 @@ def _explained(
             or ArgumentText("a larger ", Argument(memory_argument(failure.worker)), ", or smaller batches"),
         )  # fmt: skip
     elif failure.kind is FailureKind.MEMORY:
-        used, limit = (failure.used or 0) / 1e9, (failure.limit or 0) / 1e9
+        used = math.ceil((failure.used or 0) / 1e7) / 100  # up, so that it is more than the limit
+        limit = (failure.limit or 0) / 1e9
         error = WorkerOutOfMemory(
             f"{name} used {used:.2f} GB of memory and was given {limit:g} GB, so it was ended.",
             worker=failure.worker, log=log, details=tail(log),

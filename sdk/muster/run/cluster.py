@@ -487,7 +487,8 @@ class Cluster:
         try:
             with interrupts.held(self.interrupt, self.log_dir):
                 yield
-        except KeyboardInterrupt:  # here at once where interrupts could not be held
+        except KeyboardInterrupt as interrupt:  # here at once where interrupts could not be held
+            self.ask_to_stop(str(interrupt) or "interrupted")
             self.stop()
             raise
 

@@ -486,10 +486,11 @@ def _check_descriptors(n_workers: int) -> None:
     try:
         descriptors.check(n_workers)
     except descriptors.TooFewDescriptors as error:
+        fewer = "fewer workers, or " if error.needed - n_workers < error.limit else ""
         raise JobError(
             f"{n_workers} workers need {error.needed} file descriptors in this session, which may have {error.limit}: "
             "each worker is a connection.",
-            advice=f"fewer workers, or a higher limit before this process starts: ulimit -Hn {error.needed}",
+            advice=f"{fewer}a higher limit before this process starts: ulimit -Hn {error.needed}",
         ) from None
 
 
