@@ -1,4 +1,4 @@
-"""Drawings of the notebooks: how often a model is right, and what it says to some pictures."""
+"""Drawings of the notebooks: a confusion matrix of a model, and its predictions for some pictures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def draw_confusion_matrix(labels: np.ndarray, predictions: np.ndarray, names: Se
 
     Args:
         labels, predictions: Indices into ``names``, of the same length.
-        names: What the classes are called.
+        names: Names of the classes.
     """
     n = len(names)
     counts = np.zeros((n, n), int)
@@ -40,13 +40,13 @@ def draw_confusion_matrix(labels: np.ndarray, predictions: np.ndarray, names: Se
 def draw_predictions(
     images: np.ndarray, labels: np.ndarray, predictions: np.ndarray, names: Sequence[object], columns: int = 8
 ) -> None:
-    """Draw pictures with what the model takes them for, and what they are where it is wrong.
+    """Draw pictures with the model's predictions, and with the true class where it is wrong.
 
     Args:
         images: Of shape (n, height, width, 1 or 3).
         labels, predictions: Indices into ``names``, one for each image.
-        names: What the classes are called.
-        columns: Pictures in a row.
+        names: Names of the classes.
+        columns: Number of pictures in a row.
     """
     rows = -(-len(images) // columns)
     _, grid = plt.subplots(rows, columns, figsize=(1.1 * columns, 1.35 * rows), layout="constrained", squeeze=False)

@@ -25,7 +25,7 @@ CELL_TIMEOUT = 300  # seconds
 
 
 class OwnKernel(AsyncKernelManager):
-    """Starts this very interpreter as the kernel, whichever others are installed."""
+    """A manager that starts this very interpreter as the kernel, whichever others are installed."""
 
     @default("kernel_spec_manager")
     def _only_the_native_one(self) -> KernelSpecManager:
@@ -59,8 +59,8 @@ def execute(path: Path, folder: Path = NOTEBOOKS, **parameters: Any) -> nbformat
 
 
 def as_kept(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """The same notebook without when and where it was run: its outputs name ``~/muster``, ``~`` and ``/tmp/...``."""
-    notebook.metadata.pop("widgets", None)  # what they leave behind is in the outputs
+    """Return the notebook without times and folders of its run: outputs name ``~/muster``, ``~`` and ``/tmp/...``."""
+    notebook.metadata.pop("widgets", None)  # what widgets leave behind is in the outputs
     for holder in (notebook, *notebook.cells):
         holder.metadata.pop("papermill", None)
         holder.metadata.pop("execution", None)

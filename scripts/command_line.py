@@ -21,7 +21,7 @@ What `muster --help` and `muster COMMAND --help` print. The same calls in Python
 
 
 def page() -> str:
-    """Return the page."""
+    """Return the text of docs/command-line.md."""
     parts = [HEAD, _help_of("muster")]
     return "\n".join([*parts, *(f"## muster {name}\n\n{_help_of('muster', name)}" for name in main.commands)])
 

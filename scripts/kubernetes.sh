@@ -23,13 +23,13 @@ for program in apt-get dpkg-source; do command -v $program > /dev/null || skip "
 mkdir -p "$CACHE"
 exec 9> "$CACHE/.kubernetes-lock"
 flock 9
-[ -d "$TARGET" ] && exit  # somebody else has, meanwhile
+[ -d "$TARGET" ] && exit  # another process has built it meanwhile
 echo "Building Kubernetes for its tests, once: some minutes ($CACHE/kubernetes.log)"
 exec > "$CACHE/kubernetes.log" 2>&1
 BUILD=$(mktemp -d "$CACHE/.kubernetes-XXXXXX")
 trap 'chmod -R u+w "$BUILD" 2> /dev/null; rm -rf "$BUILD"' EXIT
 
-# An apt of its own, which also knows sources: the machine's lists and packages stay as they are.
+# Separate lists for apt, with source packages as well: the machine's own lists and packages stay as they are.
 mkdir -p "$BUILD"/{apt/parts,apt/lists/partial,apt/cache/archives/partial,packages,go,result/bin,result/tools}
 sed -E 's/^Types: deb$/Types: deb deb-src/' $SOURCES > "$BUILD/apt/parts/debian.sources"
 cat > "$BUILD/apt/options" <<END
@@ -47,11 +47,11 @@ for name in $TOOLS; do dpkg -x "${name}"_*.deb "$BUILD/result/tools"; done
 for name in $GO; do dpkg -x "${name}"_*.deb "$BUILD/go"; done
 apt-get -q source --download-only "kubernetes=$VERSION"
 
-# In GOPATH's way, as Debian builds it: in that of modules Go 1.19 says "updates to go.mod needed".
+# Built in a GOPATH, as by Debian: in module mode Go 1.19 says "updates to go.mod needed".
 SOURCE=$BUILD/gopath/src/k8s.io/kubernetes
 mkdir -p "${SOURCE%/*}"
 dpkg-source --no-check -x kubernetes_*.dsc "$SOURCE"
-# The versions of these that it brings along crash when Go 1.18 or later has built them.
+# The vendored versions of these packages crash if they are built by Go 1.18 or later.
 for name in modern-go/concurrent modern-go/reflect2 json-iterator/go; do
   vendored=$SOURCE/vendor/github.com/$name
   rm -f "$vendored"/*.go "$vendored"/*.s

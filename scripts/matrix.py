@@ -15,12 +15,12 @@ import sys
 
 import setup
 
-# What a user's environment never had before Muster came.
+# Extras left out of the environment with the oldest packages: no user has them before installing Muster.
 NOT_OLDEST_EXTRAS = (*setup.NOT_LOCKED, "docs", "bench")
-# Asks for a newer rich than Muster does. One test has it, a slow one.
+# A package that requires a newer rich than Muster does. Only one test, a slow one, uses it.
 NOT_OLDEST = ("schemathesis",)
 NEEDS_IT = "tests/serve/test_fuzz.py"
-# Where versions of Python and of packages matter most, in few minutes.
+# Tests for which versions of Python and of packages matter most; they take a few minutes.
 TESTS = (
     "tests/simulated",
     "tests/text",
@@ -41,8 +41,8 @@ TESTS = (
     "tests/platforms/kubernetes/test_client.py",
     "tests/platforms/kubernetes/test_tunnel_parts.py",
 )
-# What is not ours: asyncio of Python 3.10 warns of TLS connections that were aborted, as if they had been forgotten;
-# old ipywidgets ask traitlets in an old way.
+# Warnings that Muster does not cause: asyncio of Python 3.10 warns of aborted TLS connections as if they were unclosed,
+# and old ipywidgets use deprecated calls of traitlets.
 WARNINGS = (
     "-W",
     "ignore:unclosed transport:ResourceWarning",
@@ -52,7 +52,7 @@ WARNINGS = (
 
 
 def provide(name: str, python: str, requirements: str) -> str:
-    """Make an environment with these requirements and Muster, unless it is there. Returns its interpreter."""
+    """Make an environment with these requirements and Muster, unless it is there, and return its interpreter."""
     prefix = os.path.join(setup.ROOT, name)
     with open(requirements, encoding="utf-8") as file:
         key = setup.key_of(python, file.read())
@@ -74,9 +74,9 @@ def lowest(python: str) -> str:
 
 
 def environments() -> "list[tuple[str, str]]":
-    """Provide an environment for each Python at hand but the usual one, and that with the oldest packages.
+    """Provide an environment for each installed Python but the usual one, and one with the oldest packages.
 
-    Returns their names and interpreters. A version that is not here is said to be left out.
+    Returns their names and interpreters. For a version that is not installed, a line says that its tests are skipped.
     """
     asked = [os.path.join(setup.VENV, "bin", "python"), "-c", "import sys; print(*sys.version_info[:2], sep='.')"]
     usual = subprocess.check_output(asked, universal_newlines=True).strip()
@@ -96,7 +96,7 @@ def environments() -> "list[tuple[str, str]]":
 
 
 def main() -> int:
-    """Test on all of them; the exit status is 1 if one has failed."""
+    """Run the tests in all environments; return 1 if they have failed in any, or else 0."""
     tests = sys.argv[1:] or list(TESTS)
     failed = []
     if not sys.argv[1:]:

@@ -5,7 +5,7 @@ set -eu
 export DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1
 apt() { apt-get -q -y -o DPkg::Lock::Timeout=300 "$@"; } # a new machine may still be busy with its own updates
 
-# Nobody asked for an open port 22. A policy that the machine has already is left as it is.
+# No service may start: sshd, for one, would open port 22. A policy that the machine has already is left as it is.
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ] || grep -qs Muster "$policy"; then
   trap 'rm -f "$policy"' EXIT

@@ -28,29 +28,29 @@ from tests.workbench.session import WorkbenchSession
 __all__ = ["pytest_collection_modifyitems", "pytest_runtest_protocol", "pytest_xdist_make_scheduler"]
 
 KNOWN_BUILDS = "horovod-has-gloo"
-FOLDERS_SECONDS = 30.0  # in which guards of sessions that tests kill have removed all folders
+FOLDERS_SECONDS = 30.0  # time in which guards remove all folders of sessions that tests kill
 
-# A shell starts what it runs in the background with interrupts ignored, which all children inherit.
+# Shells make processes that they start in the background ignore interrupts, and all children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Here, and in the interpreters that get their PYTHONPATH from this environment or from this path.
+# Make Keras start quickly here, and in interpreters that get their PYTHONPATH from this environment or from sys.path.
 runpy.run_path(str(QUICK_KERAS / "sitecustomize.py"))
 sys.path.append(str(QUICK_KERAS))
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of many processes would compile all that it imports
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of many processes would compile all its imports again
 sys.dont_write_bytecode = False
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(QUICK_KERAS), os.environ.get("PYTHONPATH")]))
 
 
 @pytest.fixture(scope="session")
 def known_builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the file that remembers this interpreter's Horovod, which takes some seconds to find out."""
+    """Return the file that remembers whether this interpreter's Horovod has gloo, which takes seconds to find out."""
     return tmp_path_factory.mktemp("known") / KNOWN_BUILDS
 
 
 @pytest.fixture(autouse=True)
 def muster_home(known_builds: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home of its own for each test, so that no test sees another's runs or the developer's."""
+    """Give each test its own home of Muster's, so that it sees neither other tests' runs nor the developer's."""
     home = tmp_path_factory.mktemp("home")
     (home / KNOWN_BUILDS).symlink_to(known_builds)
     monkeypatch.setenv("MUSTER_HOME", str(home))
@@ -60,7 +60,7 @@ def muster_home(known_builds: Path, tmp_path_factory: pytest.TempPathFactory, mo
 
 @pytest.fixture
 def other_python() -> str:
-    """An interpreter of another version than this one; skips where there is none."""
+    """Return an interpreter of another version than this one; skip the test if there is none."""
     candidates = [f"python3.{minor}" for minor in range(6, 16) if minor != sys.version_info.minor]
     found = [path for path in map(shutil.which, candidates) if path]
     found += [str(path) for path in sorted(Path.home().glob(".pyenv/versions/3.*/bin/python")) if is_other(path)]
@@ -77,7 +77,7 @@ def is_other(python: Path) -> bool:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    """A run for tests that launch workers by themselves; fails the test where something of it is left behind."""
+    """Provide a run for tests that launch workers without a cluster; fail the test if anything of it is left behind."""
     run = Run(tmp_path)
     yield run
     left: list[str] = []
@@ -96,9 +96,9 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 @pytest.fixture(params=["shared files", "no shared files"])
 def with_and_without_shared_files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Run a test twice: with this machine's workers as they are, and without files that they share with the session.
+    """Run a test twice: with workers that share files with the session, as on this machine, and with some that do not.
 
-    Returns whether they share them.
+    Returns whether they share files.
     """
     if request.param == "no shared files":
         isolated()
@@ -109,7 +109,7 @@ def with_and_without_shared_files(request: pytest.FixtureRequest, monkeypatch: p
 
 @pytest.fixture
 def ends_its_guards() -> Iterator[None]:
-    """Fail a test that leaves a guard or a login running which was not there before, as those of a whole file are."""
+    """Fail a test that leaves a guard or a login running, unless it ran before, such as for all tests of a file."""
     before = guards_and_logins().keys()
     yield
     left: dict[int, str] = {}
@@ -126,9 +126,9 @@ def ends_its_guards() -> Iterator[None]:
 
 
 class UsualFolder:
-    """Has what several tests share made in the usual temporary folder, whichever test needs it first.
+    """A plugin that makes fixtures which tests share in the usual temporary folder, not in that of the first test.
 
-    A plugin: hooks of this file are not called for fixtures of the whole session.
+    It is a plugin because hooks of this file are not called for fixtures of the whole session.
     """
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class UsualFolder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
-        """Make a fixture, in the usual folder where it outlives a test."""
+        """Make a fixture, in the usual temporary folder if it outlives a test."""
         if fixturedef.scope == "function":
             return (yield)
         with pytest.MonkeyPatch.context() as patch:
@@ -149,7 +149,7 @@ class UsualFolder:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Add the plugin; let examples take as long as a busy machine needs."""
+    """Register the plugin, and let Hypothesis's examples take as long as a busy machine needs."""
     config.pluginmanager.register(UsualFolder())
     settings.register_profile("muster", deadline=None)
     settings.load_profile("muster")
@@ -157,9 +157,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def leaves_no_folders(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail a test after which a folder of Muster's is still in the temporary folder, of which each test has its own."""
-    folder = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))  # with room for the names of sockets
-    folder.chmod(0o1777)  # some tests become somebody else
+    """Give a test its own temporary folder, and fail the test if it leaves a folder of Muster's there."""
+    folder = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))  # short, as sockets' paths must be
+    folder.chmod(0o1777)  # some tests run as another user
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     yield
@@ -182,7 +182,7 @@ def leaves_no_folders(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Makes a disk of so many KiB, and returns its folder; skips where that is not allowed."""
+    """Provide a function that mounts a disk of a number of KiB, and returns its folder; skip if it is not allowed."""
     folders: list[Path] = []
 
     def make(size: int) -> Path:
@@ -201,7 +201,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
 @pytest.fixture(scope="session")
 def podman() -> Iterator[Podman]:
-    """A Podman of the tests' own; skips where there can be none."""
+    """Provide a Podman of the tests' own; skip the tests if there can be none."""
     if why_not():
         pytest.skip(why_not())
     podman = Podman()
@@ -211,7 +211,7 @@ def podman() -> Iterator[Podman]:
 
 @pytest.fixture
 def engine(podman: Podman, monkeypatch: pytest.MonkeyPatch) -> Iterator[Podman]:
-    """The engine of containers that is used by default; fails the test where something is left on it."""
+    """Make the tests' Podman the default container engine; fail the test if anything is left on it."""
     monkeypatch.setenv("CONTAINER_HOST", podman.url)
     monkeypatch.delenv("DOCKER_HOST", raising=False)
     yield podman
@@ -220,7 +220,7 @@ def engine(podman: Podman, monkeypatch: pytest.MonkeyPatch) -> Iterator[Podman]:
 
 @pytest.fixture
 def stub_session() -> Iterator[StubSession]:
-    """A session that agents can dial."""
+    """Provide a stand-in for a session, which agents can connect to."""
     session = StubSession()
     yield session
     session.close()
@@ -228,7 +228,7 @@ def stub_session() -> Iterator[StubSession]:
 
 @pytest.fixture(scope="module")
 def workbench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A workbench, as far as ``muster serve`` is one; with a home of its own, for the tests of one file."""
+    """Provide the tests of a file with a workbench, which is ``muster serve`` with a home of its own."""
     project = tmp_path_factory.mktemp("project")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MUSTER_HOME", str(project / ".muster"))
@@ -238,7 +238,7 @@ def workbench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture
 def workbench_session(workbench: Service, monkeypatch: pytest.MonkeyPatch) -> WorkbenchSession:
-    """A session of its own on the workbench, whose environment this process has now."""
+    """Return a new session on the workbench, and give this process its environment."""
     session = WorkbenchSession.new(workbench.url, workbench.key)
     for name, value in session.environment.items():
         monkeypatch.setenv(name, value)

@@ -1,7 +1,8 @@
-"""Two processes of pytest run the tests at once, since most tests wait; hooks that say which may.
+"""Hooks of pytest that say which tests may run at the same time, in several processes.
 
-A test that is marked ``alone`` measures a time, or looks at the whole machine: no other runs beside it. All tests of a
-file run in one process, one after the other, so that they share its fixtures.
+Most tests mainly wait, so that several can share a core. A test that is marked ``alone`` measures a time, or looks at
+the whole machine: no other runs beside it. All tests of a file run in one process, one after the other, so that they
+share its fixtures.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import pytest
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
-# Files that are there anyway, so that no lock is left: a process's own handles are what is locked.
+# The locks are on files that exist anyway, so that no lock file is left; a process holds them by its own open files.
 MACHINE = Path(__file__).open("rb")  # noqa: SIM115 - open as long as the process lives
 TURN = Path(__file__).with_name("conftest.py").open("rb")  # noqa: SIM115
-# What takes longest comes first, and what is short fills the gaps at the end.
+# The longest tests come first, so that short ones fill the gaps at the end.
 FIRST = ("tests/notebooks/", "tests/browser/", "tests/test_demo.py", "tests/test_benchmarks.py", "tests/faults/")
-# One engine for them all; and what containers leave on this machine is looked for after each test. Never two Podmans at
-# once: each chooses the names of its bridges by those that it sees, and two choose the same.
+# Files of the same group run in one process: they share an engine or a cluster, and look after each test for what
+# containers leave on the whole machine. Two Podmans must never run at once: each chooses the names of its bridges by
+# those that it sees, and two would choose the same.
 SHARED = {
     "tests/platforms/test_contract.py": "containers",
     "tests/platforms/test_containers.py": "containers",
@@ -47,19 +49,19 @@ SHARED = {
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Run a test beside another one, or after it and before the next."""
+    """Run a test while others run, or, if it is marked ``alone``, while none does."""
     alone = item.get_closest_marker("alone") is not None
-    fcntl.flock(TURN, fcntl.LOCK_EX)  # whoever waits to be alone is not overtaken
+    fcntl.flock(TURN, fcntl.LOCK_EX)  # so that no test overtakes one that waits to be alone
     fcntl.flock(MACHINE, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
     fcntl.flock(TURN, fcntl.LOCK_UN)
     try:
         return (yield)
     finally:
-        fcntl.flock(MACHINE, fcntl.LOCK_UN)  # also for children that were forked meanwhile
+        fcntl.flock(MACHINE, fcntl.LOCK_UN)  # even if children that were forked meanwhile have the file open
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what takes longest first."""
+    """Put the tests that take longest first."""
     places = {folder: place for place, folder in enumerate(FIRST)}
 
     def place(item: pytest.Item) -> int:
@@ -70,7 +72,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """Hand out whole files, in order."""
+    """Return a scheduler that gives whole files to processes, in order, and those that share something to one."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types

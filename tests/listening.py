@@ -1,4 +1,4 @@
-"""An endpoint that listens, for tests of what it makes of its clients. Real TLS, on the real background thread."""
+"""A listening endpoint, for tests of how it treats its clients, with real TLS and on the real background thread."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def kind_of(message: Any) -> str:
 
 
 class Listening:
-    """An endpoint that listens, and what has come in."""
+    """A listening endpoint, the messages that it has received, and the workers that it has lost."""
 
     def __init__(self, folder: Path, lease_seconds: float = 0.0) -> None:
         self.messages: list[tuple[str, Any]] = []
@@ -61,7 +61,7 @@ class Listening:
 
 
 def answer(client: ssl.SSLSocket) -> dict[str, Any]:
-    """The next message of the session; empty at the end of the connection."""
+    """Return the next message of the session; an empty one at the end of the connection."""
     line = client.makefile("rb").readline()
     return dict(json.loads(line)) if line else {}
 
@@ -75,7 +75,7 @@ def eventually(condition: Callable[[], bool], seconds: float = TIMEOUT) -> None:
 
 @contextlib.contextmanager
 def not_reading() -> Iterator[None]:
-    """Sessions read in one round what is sent meanwhile."""
+    """Block the background thread, so that sessions read all that is sent within the block in one round."""
     reading = threading.Event()
     background_loop().call_soon_threadsafe(reading.wait)
     try:

@@ -1,4 +1,4 @@
-"""A strategy that needs neither TensorFlow nor Horovod, for tests of everything else: each worker runs the script."""
+"""A strategy that needs neither TensorFlow nor Horovod, for tests of everything else: every worker runs the script."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from muster.strategies.commands import script_command
 
 @dataclass(frozen=True)
 class Plain(Strategy):
-    """Every worker runs the script; ``server`` names workers that are not waited for."""
+    """A strategy in which every worker runs the script; with ``listens`` each must listen on its port.
+
+    Parameter servers run it as well, but the run ends without waiting for them.
+    """
 
     name: ClassVar[str] = "plain"
     requires: tuple[str, ...] = ()
@@ -22,11 +25,11 @@ class Plain(Strategy):
     listens: bool = False
 
     def roles(self, job: Job) -> Mapping[str, int]:
-        """Workers, and servers where parameter servers are asked for."""
+        """Return the numbers of parameter servers, if there are any, and of workers."""
         return {role: count for role, count in {"ps": job.n_ps, "worker": job.n_workers}.items() if count}
 
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
-        """The script on every member, with its port in PORT."""
+        """Return a plan that runs the script on every member, with the member's port in PORT."""
         return Plan(
             processes={
                 member.name: Process(

@@ -1,4 +1,4 @@
-"""Helpers of several tests: a session that agents can dial, and a look at what a run has left behind."""
+"""Helpers of several tests: a stand-in for a session, a run without a cluster, and checks of what they leave behind."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ DOCS = Path(__file__).parents[1] / "docs"
 TIMEOUT = 15.0  # seconds that a test waits for anything
 TESTS = Path(__file__).parent
 QUICK_KERAS = TESTS / "quick_keras"
-IMPORT_PATH = f"{TESTS.parent / 'sdk'}{os.pathsep}{QUICK_KERAS}"  # PYTHONPATH of what tests start
+IMPORT_PATH = f"{TESTS.parent / 'sdk'}{os.pathsep}{QUICK_KERAS}"  # PYTHONPATH of processes that tests start
 
-# A script whose worker 0 sends to worker 1 through the named pipe "link". When that one ends it raises BrokenPipeError;
-# with the argument "die" it dies of SIGPIPE instead, as programs do that are not Python, and with "abort" of SIGABRT.
+# A script whose worker 0 sends to worker 1 through the named pipe "link". When worker 1 ends, worker 0 raises
+# BrokenPipeError; with the argument "die" SIGPIPE ends it instead, as it ends other programs than Python, and with
+# "abort" SIGABRT.
 SENDER = """
 import os, signal, sys
 
@@ -63,7 +64,7 @@ while True:
 
 
 def tracked_files(folder: Path) -> Path:
-    """A folder with what git tracks here, as it is now: what a fresh checkout would have."""
+    """Copy all files that git tracks here, as they are now, into a folder, and return it: it is like a checkout."""
     root = TESTS.parent
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True).stdout
     for path in filter(Path.is_file, (root / name for name in tracked.split("\0") if name)):
@@ -74,21 +75,21 @@ def tracked_files(folder: Path) -> Path:
 
 
 def handles_of(workers: Iterable[Worker]) -> list[str]:
-    """The handles of workers."""
+    """Return the handles of workers."""
     return [worker.id for worker in workers]
 
 
 def guide_program(guide: str, name: str) -> str:
-    """The block of Python behind ``<!-- name -->`` in a guide."""
+    """Return the block of Python behind ``<!-- name -->`` in a guide."""
     found = re.search(rf"<!-- {name} -->\n```python\n(.*?)```", (DOCS / guide).read_text(encoding="utf-8"), re.DOTALL)
     assert found, f"{guide} has no {name}"
     return found[1]
 
 
 def program_of(guide: str, name: str, module: str = "program_of_a_guide") -> dict[str, Any]:
-    """The names that a program of a guide defines, as a module of that name."""
+    """Run a program of a guide as a module of the given name, and return the names that it defines."""
     made = types.ModuleType(module)
-    sys.modules[module] = made  # where dataclasses look for the names in their types
+    sys.modules[module] = made  # dataclasses look up the names in their types there
     exec(compile(guide_program(guide, name), f"{guide}:{name}", "exec"), vars(made))
     return vars(made)
 
@@ -113,19 +114,19 @@ def reports_of(run_dir: Path, worker: str) -> list[dict[str, Any]]:
 
 @functools.lru_cache(maxsize=1)
 def self_signed() -> tuple[str, str]:
-    """A certificate for a session and its key, both PEM."""
+    """Return a certificate for a session, and its key, both PEM."""
     return make_certificate("127.0.0.1")
 
 
 @functools.lru_cache(maxsize=1)
 def key_pair() -> tuple[str, str]:
-    """A private and a public ssh key, both OpenSSH text."""
+    """Return a private and a public ssh key, both as OpenSSH text."""
     pair = generate_key_pair()
     return pair.private, pair.public
 
 
 class StubSession:
-    """A session as agents see it, which only listens, remembers, and says what a test tells it to."""
+    """A stand-in for a session: agents connect to it, it keeps their messages, and it sends what a test tells it to."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         self.certificate, key = self_signed()
@@ -143,7 +144,7 @@ class StubSession:
 
     @property
     def address(self) -> SessionAddress:
-        """Address and credentials that a worker needs in order to dial."""
+        """The address and credentials that a worker needs in order to connect."""
         host, port = self._listener.getsockname()
         return SessionAddress(host, port, self.certificate, self.token)
 
@@ -159,7 +160,7 @@ class StubSession:
 
     @staticmethod
     def dialled_at(spec: WorkerSpec, address: tuple[str, int]) -> WorkerSpec:
-        """A worker whose agent dials its session at another address."""
+        """Return the spec of a worker whose agent connects to its session at another address."""
         assert spec.session is not None
         return replace(spec, session=replace(spec.session, host=address[0], port=address[1]))
 
@@ -171,7 +172,7 @@ class StubSession:
         connection.setblocking(False)
 
     def listen(self, seconds: float = 0.0) -> None:
-        """Take in what comes within so many seconds, or what is there."""
+        """Take connections and messages that have arrived; if there are none, wait for some, at most ``seconds``."""
         for key, _ in self._selector.select(seconds):
             if key.data is None:
                 self._accept()
@@ -179,10 +180,10 @@ class StubSession:
                 self._receive(key.fileobj, key.data)  # type: ignore[arg-type]
 
     def wait_for(self, kind: str, worker: str | None = None, count: int = 1, timeout: float = TIMEOUT) -> Any:
-        """The first message of that kind, or the first ``count`` of them."""
+        """Return the first message of this kind, or the first ``count`` of them, once they have arrived."""
         deadline = time.monotonic() + timeout
         found: list[dict[str, Any]] = []
-        seen = 0  # each message is looked at once: a worker that floods the session sends thousands
+        seen = 0  # messages checked so far; each is checked only once, since some workers send thousands
         while True:
             found += self._received_since(seen, kind, worker)
             seen = len(self.messages)
@@ -193,7 +194,7 @@ class StubSession:
             self.listen(0.05)
 
     def received(self, kind: str, worker: str | None = None) -> list[dict[str, Any]]:
-        """All messages of that kind so far."""
+        """Return all messages of this kind so far."""
         return list(self._received_since(0, kind, worker))
 
     def _received_since(self, start: int, kind: str, worker: str | None) -> Iterator[dict[str, Any]]:
@@ -202,7 +203,7 @@ class StubSession:
                 yield message
 
     def output(self, worker: str | None = None) -> str:
-        """Everything that has been printed so far."""
+        """Return everything that one worker, or all, have printed so far."""
         return "".join(message["text"] for message in self.received("output", worker))
 
     def hang_up(self, worker: str) -> None:
@@ -212,7 +213,7 @@ class StubSession:
         connection.close()
 
     def close(self) -> None:
-        """Close everything."""
+        """Close all connections, and stop listening."""
         for connection in self._connections.values():
             connection.close()
         self._listener.close()
@@ -260,7 +261,7 @@ class StubSession:
 class Run:
     """A run's folders and id, for tests that launch workers without a cluster.
 
-    Scratch folders are not made under pytest's own, whose paths are longer than a socket's may be.
+    Its scratch folder is not in pytest's own folder, whose path is longer than a socket's may be.
     """
 
     def __init__(self, folder: Path, run_id: str | None = None, scratch: Path | None = None) -> None:
@@ -271,7 +272,7 @@ class Run:
         self.scratch = scratch or make_scratch()
 
     def spec(self, name: str = "worker-0", **changes: Any) -> WorkerSpec:
-        """A small worker of this run."""
+        """Return the spec of a small worker of this run."""
         fields: dict[str, Any] = {
             "name": name,
             "role": name.rpartition("-")[0],
@@ -285,21 +286,21 @@ class Run:
         return WorkerSpec(**{**fields, **changes})
 
     def processes(self) -> list[int]:
-        """Ids of all processes that its workers have started, by their environment."""
+        """Return the ids of all processes that its workers have started, found by their environment."""
         return linux.marked("MUSTER_RUN_ID", self.id)
 
     def guards(self) -> list[int]:
-        """Ids of guards and agents, and of other processes started by this test, by the home that each test has."""
+        """Return the ids of guards, agents and other processes that this test has started, found by the test's home."""
         return linux.marked("MUSTER_HOME", self.home)
 
     def left_behind(self) -> list[str]:
-        """Return what is still there of the run: processes, ports, and scratch folders of workers."""
+        """Return what is left of the run: processes, ports, and scratch folders of workers."""
         left = [f"process {pid}: {command_line(pid)}" for pid in (*self.processes(), *self.guards())]
         left += [f"port {port}" for port in self.ports if not free_of(port)]
         return left + [str(path) for path in self.scratch.glob("*-[0-9]*")]
 
     def files_with(self, text: str) -> list[str]:
-        """Return the files that hold a text: of the run, of its scratch folder, and of Muster's home."""
+        """Return the files that contain a text, in the run's folder, its scratch folder and Muster's home."""
         files = (Path(path, name) for top in (self.folder, self.scratch, self.home) for path, _, names in os.walk(top)
                  for name in names)  # fmt: skip
         return [str(file) for file in files if file.is_file() and text.encode() in file.read_bytes()]
@@ -310,7 +311,7 @@ class Run:
 
 
 def fresh_identity() -> SshIdentity:
-    """An ssh identity for a worker; ``key_pair()`` may log in."""
+    """Return a new ssh identity for a worker; ``key_pair()`` may log in."""
     key = ed25519.Ed25519PrivateKey.generate()
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
@@ -319,12 +320,12 @@ def fresh_identity() -> SshIdentity:
 
 
 def shell(command: str) -> Process:
-    """A process that runs a shell command."""
+    """Return a process that runs a shell command."""
     return Process(("/bin/sh", "-c", command))
 
 
 def command_line(pid: int) -> str:
-    """The command line of a process, for messages."""
+    """Return the command line of a process, or ``gone`` if there is no such process."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
@@ -332,13 +333,13 @@ def command_line(pid: int) -> str:
 
 
 def is_gone(pid: int) -> bool:
-    """Return whether there is no such process, or only a zombie of it."""
+    """Return whether a process has ended, even if it is still a zombie."""
     found = linux.stat(pid)
     return found is None or found.state in "ZX"
 
 
 def free_of(port: int) -> bool:
-    """Return whether nobody holds the TCP port."""
+    """Return whether no process holds the TCP port."""
     with socket.socket() as probe:
         try:
             probe.bind(("", port))
@@ -348,24 +349,24 @@ def free_of(port: int) -> bool:
 
 
 def descendants_of(pid: int) -> list[int]:
-    """All descendants of a process."""
+    """Return the ids of all descendants of a process."""
     return linux.descendants(pid, linux.snapshot())
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """This process's environment with changes, for children that import muster."""
+    """Return this process's environment with changes, for children that import muster."""
     return {**os.environ, "PYTHONPATH": IMPORT_PATH, **changes}
 
 
-# The guard of this machine's workers, that of a session, and a login to a host; by their command lines.
+# Matches the command lines of the guard of this machine's workers, of a session's guard, and of a login to a host.
 OWN_PROCESSES = re.compile(r"/agent/__main__\.py guard |-m muster\.platforms\.\S*guard|-o ControlPath=\S+ .*-T -- ")
 
 
 def guards_and_logins() -> dict[int, str]:
-    """The guards and logins that this process has started and that still run: command lines by process id."""
+    """Return the guards and logins that this process has started and that still run: command lines by process id."""
     children: list[int] = []
     for listed in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # that thread has ended
+        with contextlib.suppress(OSError):  # the thread has ended
             children += map(int, listed.read_text().split())
     commands = {pid: command_line(pid) for pid in children}
     return {pid: command for pid, command in commands.items() if OWN_PROCESSES.search(command + " ")}

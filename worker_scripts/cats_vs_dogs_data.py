@@ -35,7 +35,7 @@ ENDINGS = {".jpg", ".jpeg", ".png"}
 
 
 class Pictures(NamedTuple):
-    """Pictures to train on and to test on: what stands for each of them, and how to read those that are wanted."""
+    """Pictures to train on and to test on: a key for each, and a function `read` from keys to labelled pictures."""
 
     name: str
     train_keys: tf.data.Dataset
@@ -47,7 +47,7 @@ class Pictures(NamedTuple):
         return self._share(self.train_keys, rank, size)
 
     def test(self, rank: int = 0, size: int = 1) -> tf.data.Dataset:
-        """Return one rank's test pictures, likewise."""
+        """Return one rank's test pictures, in the same form."""
         return self._share(self.test_keys, rank, size)
 
     def _share(self, keys: tf.data.Dataset, rank: int, size: int) -> tf.data.Dataset:
@@ -57,14 +57,14 @@ class Pictures(NamedTuple):
 
 
 def _untuned() -> tf.data.Options:
-    """Nothing here can be tuned, and the end of `fit` would wait for TensorFlow's tuner, which naps ever longer."""
+    """Return options without TensorFlow's tuner, which has nothing to tune here, and delays the end of `fit`."""
     options = tf.data.Options()
     options.autotune.enabled = False
     return options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that say which pictures to use, for `find`."""
+    """Add the options that say which pictures to use, for `find`."""
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--images",
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def find(images: Union[str, Path, None] = None, drawn: bool = False) -> Pictures:
-    """Find the pictures and print which they are. In the same order in every process.
+    """Find the pictures, in the same order in every process, and print which they are.
 
     Raises:
         FileNotFoundError: There are no pictures at `images`.
@@ -97,7 +97,7 @@ def find(images: Union[str, Path, None] = None, drawn: bool = False) -> Pictures
 
 
 def from_pencil(n_train: int = DRAWN_TRAIN, n_test: int = DRAWN_TEST) -> Pictures:
-    """Drawn cats and dogs: a key is the seed and the index of a picture."""
+    """Return drawn cats and dogs: a key is the seed and the index of a picture."""
 
     def keys(seed: int, n: int) -> tf.data.Dataset:
         return tf.data.Dataset.range(n).map(lambda index: (tf.constant(seed, tf.int64), index))
@@ -121,7 +121,7 @@ def _draw(seed: tf.Tensor, index: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
 
 
 def from_folder(folder: Path) -> Pictures:
-    """Files in the subfolders `cats` and `dogs`: a key is path and label. The unreadable are left out, with a warning.
+    """Return the files in `cats` and `dogs`: a key is path and label. Unreadable files are left out, with a warning.
 
     Raises:
         FileNotFoundError: One of the two is missing, or holds no JPEG or PNG file.
@@ -149,7 +149,7 @@ def from_folder(folder: Path) -> Pictures:
 
 
 def _decode(content: tf.Tensor) -> tf.Tensor:
-    """The pixels of an encoded picture, the whole of it squeezed into 64x64."""
+    """Return the pixels of an encoded picture, the whole of it squeezed into 64x64."""
     image = tf.io.decode_image(content, channels=3, expand_animations=False)
     image = tf.image.resize(image, (SIDE, SIDE), method="area")
     return tf.cast(tf.round(tf.ensure_shape(image, (SIDE, SIDE, 3))), tf.uint8)
@@ -164,7 +164,7 @@ def tfds_folder() -> Path:
 
 
 def from_tensorflow_datasets() -> Pictures:
-    """The photographs of TensorFlow Datasets: a key is an encoded picture and its label.
+    """Return the photographs of TensorFlow Datasets: a key is an encoded picture and its label.
 
     Raises:
         ImportError: The package tensorflow-datasets is missing.
@@ -187,7 +187,7 @@ def from_tensorflow_datasets() -> Pictures:
 
 
 def download() -> None:
-    """Have TensorFlow Datasets fetch and prepare its photographs, unless it has them.
+    """Download and prepare the photographs of TensorFlow Datasets, unless they are there.
 
     Raises:
         ImportError: The package tensorflow-datasets is missing.

@@ -48,13 +48,13 @@ def draw(index: int, seed: int = 0) -> Tuple[np.ndarray, int]:
 
 
 def draw_set(n: int, seed: int = 0, first: int = 0) -> Tuple[np.ndarray, np.ndarray]:
-    """Pictures `first` to `first + n` of a seed: images uint8 (n, 64, 64, 3), labels int64 (n,)."""
+    """Return `n` pictures of a seed, from number `first` on: images uint8 (n, 64, 64, 3), labels int64 (n,)."""
     pictures = [draw(index, seed) for index in range(first, first + n)]
     return np.stack([image for image, _ in pictures]), np.array([label for _, label in pictures], np.int64)
 
 
 def length(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The length of vectors; `np.hypot` takes several times as long, to keep numbers in range that never leave it."""
+    """Return the length of vectors; `np.hypot` takes several times as long, to avoid overflows that never occur."""
     return np.sqrt(x * x + y * y)
 
 
@@ -78,7 +78,7 @@ class Canvas:
     # -- shapes ------------------------------------------------------------------------------------------------------
 
     def ellipse(self, centre: Point, radii: Point, angle: float = 0) -> np.ndarray:
-        """Signed distance from an ellipse: exact on its edge, and near enough beside it."""
+        """Return the signed distance from an ellipse: exact on its edge, and a good approximation beside it."""
         u, v = self.u - centre[0], self.v - centre[1]
         u, v = np.cos(angle) * u + np.sin(angle) * v, np.cos(angle) * v - np.sin(angle) * u
         distance = length(u / radii[0], v / radii[1])
@@ -86,7 +86,7 @@ class Canvas:
         return distance * (distance - 1) / np.maximum(slope, 1e-6)
 
     def triangle(self, a: Point, b: Point, c: Point, roundness: float = 0.08) -> np.ndarray:
-        """Signed distance from a triangle with rounded corners: the farthest of its three sides counts."""
+        """Return the signed distance from a triangle with rounded corners: the farthest of its three sides counts."""
         corners = np.array([a, b, c])
         centre = corners.mean(axis=0)
         distance = np.full_like(self.u, -np.inf)
@@ -97,7 +97,7 @@ class Canvas:
         return distance - roundness
 
     def line(self, start: Point, end: Point, width: float) -> np.ndarray:
-        """Signed distance from a line with round ends."""
+        """Return the signed distance from a line with round ends."""
         direction = np.subtract(end, start)
         along = ((self.u - start[0]) * direction[0] + (self.v - start[1]) * direction[1]) / (direction @ direction)
         along = np.clip(along, 0, 1)
@@ -106,7 +106,7 @@ class Canvas:
     # -- painting ----------------------------------------------------------------------------------------------------
 
     def fill(self, distance: np.ndarray, colour: Colour, alpha: float = 1, within: np.ndarray | None = None) -> None:
-        """Paint a shape, or only what of it lies within another one."""
+        """Paint a shape, or only the part of it that lies within another one."""
         if within is not None:
             distance = np.maximum(distance, within)
         cover = alpha * np.clip(0.5 - distance / self.pixel, 0, 1)
@@ -115,7 +115,7 @@ class Canvas:
         self.image[touched] = pixels + cover[touched, np.newaxis] * (np.asarray(colour) - pixels)
 
     def draw_background(self) -> None:
-        """A gradient between two colours, with blurred blobs such as grass, cushions and people behind make."""
+        """Draw a gradient between two colours, with blurred blobs, like grass, cushions or people in the background."""
         random = self.random
         angle = random.uniform(0, 2 * np.pi)
         ramp = ((np.cos(angle) * self.x + np.sin(angle) * self.y) / 2.8 + 0.5)[..., np.newaxis]
@@ -127,13 +127,13 @@ class Canvas:
             self.image += cover[..., np.newaxis] * (random.uniform(10, 245, 3) - self.image)
 
     def draw_obstacle(self) -> None:
-        """Something in front of the head: a bar across the picture, or a corner cut off."""
+        """Draw something in front of the head: a bar across the picture, or a corner cut off."""
         angle, random = self.random.uniform(0, 2 * np.pi), self.random
         distance = np.abs(np.cos(angle) * self.u + np.sin(angle) * self.v - random.uniform(0.5, 1)) - 0.12
         self.fill(distance, random.uniform(10, 245, 3))
 
     def developed(self) -> np.ndarray:
-        """The picture as a camera takes it: under some light, with some contrast, and with noise."""
+        """Return the picture as a camera takes it: under some light, with some contrast, and with noise."""
         random = self.random
         light = 1 + random.uniform(-0.35, 0.35) * self.x + random.uniform(-0.35, 0.35) * self.y
         exposed = (self.image - 128) * random.uniform(0.6, 1.1) + 128 + random.uniform(-25, 25)
@@ -179,7 +179,7 @@ class Animal(ABC):
 
 
 class Cat(Animal):
-    """Round head, pointed ears, slit pupils, a small pink nose and whiskers."""
+    """A cat: round head, pointed ears, slit pupils, a small pink nose and whiskers."""
 
     def draw_ears(self) -> None:
         canvas, height, folded = self.canvas, self.random.uniform(1.25, 1.6), self.happens(1 / 6)
@@ -229,7 +229,7 @@ class Cat(Animal):
 
 
 class Dog(Animal):
-    """Long face, hanging ears, round eyes, a snout with a big dark nose, and often a tongue."""
+    """A dog: long face, hanging ears, round eyes, a snout with a big dark nose, and often a tongue."""
 
     def __init__(self, canvas: Canvas) -> None:
         super().__init__(canvas)

@@ -35,7 +35,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def network() -> keras.Model:
-    """From the bytes of a picture to the probability that it shows a dog."""
+    """Return a network from the bytes of a picture to the probability that it shows a dog."""
     return keras.Sequential(
         [
             keras.Input((cats_vs_dogs_data.SIDE, cats_vs_dogs_data.SIDE, 3), dtype="uint8"),
@@ -69,7 +69,7 @@ def main() -> None:
     rank, size = horovod.rank(), horovod.size()
     keras.utils.set_random_seed(rank)  # the same training each time, but for the order of sums
 
-    # Without end, and so many steps an epoch: every rank must take the same number, whatever its share of the pictures.
+    # Endless, with a fixed number of steps an epoch: all ranks must take as many, however many pictures each has.
     train = pictures.train(rank, size).shuffle(1000, seed=rank).repeat().batch(arguments.batch_size)
 
     model = network()

@@ -27,7 +27,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def distributed(learner: Any, method: str, batch_size: int) -> Any:
-    """The learner, made to average over all ranks as the method says."""
+    """Return a learner that averages over all ranks by the given method."""
     if method == "block-momentum":
         block = 10 * batch_size * cntk.Communicator.num_workers()
         return cntk.block_momentum_distributed_learner(learner, block_size=block)
@@ -36,7 +36,7 @@ def distributed(learner: Any, method: str, batch_size: int) -> Any:
 
 
 def examples(random: np.random.RandomState, centres: np.ndarray, count: int) -> Tuple[np.ndarray, np.ndarray]:
-    """Points around the centres, and the classes that they belong to, one-hot."""
+    """Return points around the centres, and the classes that they belong to, one-hot."""
     classes = random.randint(CLASSES, size=count)
     points = centres[classes] + random.normal(size=(count, FEATURES))
     return points.astype(np.float32), np.eye(CLASSES, dtype=np.float32)[classes]

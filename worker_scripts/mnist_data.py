@@ -33,7 +33,7 @@ SIDE, BOX = 28, 20  # pixels: MNIST's images, and the box in the middle that its
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The options that say which digits to train on, for `load`."""
+    """Add the options that say which digits to train on, for `load`."""
     parser.add_argument(
         "--data",
         metavar="PATH",
@@ -110,7 +110,7 @@ def write_idx(path: Path, array: np.ndarray) -> None:
 
 
 def _scikit_learn_digits() -> Path:
-    """The folder with scikit-learn's digits, made where it is not there yet."""
+    """Return the folder with scikit-learn's digits; make it if it is not there yet."""
     folder = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "muster" / "digits"
     if folder.exists():
         return folder
@@ -154,7 +154,7 @@ def enlarge(images: np.ndarray) -> np.ndarray:
 
 
 def split(labels: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """Indices to train and to test on: shuffled, every class in the same proportion, the same on every machine."""
+    """Return indices to train and to test on: shuffled, with equal shares of every class, the same on every machine."""
     random = np.random.RandomState(0)
     train, test = [], []
     for label in np.unique(labels):

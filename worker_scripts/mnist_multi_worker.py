@@ -73,7 +73,7 @@ def lenet() -> keras.Model:
 
 
 def batches(train: mnist_data.Split, size: int) -> tf.data.Dataset:
-    """Batches without end for all workers together, the same on each; TensorFlow takes out each worker's part."""
+    """Return endless batches for all workers together, the same on each; TensorFlow takes each worker's part."""
     examples = tf.data.Dataset.from_tensor_slices(train).shuffle(len(train[1]), seed=0)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
@@ -100,7 +100,7 @@ def training_step(
 
 
 def digest(model: keras.Model) -> str:
-    """A few digits that two models have in common only if all their weights are the same."""
+    """Return a short hash of a model's weights, which two models share only if all their weights are the same."""
     return hashlib.sha256(b"".join(weight.tobytes() for weight in model.get_weights())).hexdigest()[:12]
 
 

@@ -98,7 +98,7 @@ def run(cluster: tf.train.ClusterSpec, server: tf.train.Server, task_index: int)
 
 
 def build(n_workers: int, sync: bool, is_chief: bool) -> Graph:
-    """The network and its training, on the devices that the caller has set."""
+    """Build the network and its training, on the devices that the caller has set."""
     images, labels, loss, accuracy = forward()
     global_step = tf.train.get_or_create_global_step()
     optimizer, hooks = tf.train.AdamOptimizer(LEARNING_RATE), []
@@ -115,7 +115,7 @@ def build(n_workers: int, sync: bool, is_chief: bool) -> Graph:
 
 
 def forward() -> Tuple[Any, Any, Any, Any]:
-    """Placeholders for images and labels, and the network's loss and accuracy on them."""
+    """Build placeholders for images and labels, and the network's loss and accuracy on them."""
     images = tf.placeholder(tf.float32, [None, 28, 28, 1], "images")
     labels = tf.placeholder(tf.int64, [None], "labels")
     logits = lenet(images)
@@ -125,7 +125,7 @@ def forward() -> Tuple[Any, Any, Any, Any]:
 
 
 def lenet(images: tf.Tensor) -> tf.Tensor:
-    """Logits (batch, 10). The dense layer has 128 units, not 512: every step sends it over the network, twice."""
+    """Build logits (batch, 10). The dense layer has 128 units, not 512: each step sends it twice over the network."""
     with tf.variable_scope("lenet"):
         features = convolution("conv1", images, filters=32)
         features = convolution("conv2", features, filters=64)
@@ -135,7 +135,7 @@ def lenet(images: tf.Tensor) -> tf.Tensor:
 
 
 def convolution(name: str, images: tf.Tensor, filters: int) -> tf.Tensor:
-    """3x3 convolution, ReLU, and max pooling to half the side."""
+    """Build a 3x3 convolution, ReLU, and max pooling to half the side."""
     with tf.variable_scope(name):
         kernel = tf.get_variable("kernel", [3, 3, images.shape.as_list()[-1], filters], tf.float32, INITIALIZER)
         bias = tf.get_variable("bias", [filters], tf.float32, tf.zeros_initializer())
@@ -154,7 +154,7 @@ INITIALIZER = tf.glorot_uniform_initializer()
 
 
 def wait_for_chief(target: str, config: tf.ConfigProto) -> None:
-    """Return when the chief has initialised the variables; MonitoredTrainingSession looks every 30 seconds only."""
+    """Wait until the chief has initialised the variables; MonitoredTrainingSession checks only every 30 seconds."""
     uninitialized = tf.report_uninitialized_variables(tf.global_variables())
     with tf.Session(target, config=config) as session:
         while len(session.run(uninitialized)):
@@ -162,7 +162,7 @@ def wait_for_chief(target: str, config: tf.ConfigProto) -> None:
 
 
 def batches(share: mnist_data.Split, size: int, seed: int) -> Iterator[mnist_data.Split]:
-    """Batches of a share of the data without end, in another order each time."""
+    """Yield batches of a share of the data without end, each pass in another order."""
     images, labels = share
     random = np.random.RandomState(seed)
     while True:
@@ -173,7 +173,7 @@ def batches(share: mnist_data.Split, size: int, seed: int) -> Iterator[mnist_dat
 
 
 def train(session: Any, graph: Graph, share: Iterator[mnist_data.Split], steps: int) -> None:
-    """Take steps until all workers together have taken so many."""
+    """Take steps until all workers together have taken `steps`."""
     examples = step = 0
     while step < steps:
         x, y = next(share)
@@ -191,7 +191,7 @@ def save(arrays: Dict[str, np.ndarray], path: str) -> None:
 
 
 def evaluate(arrays: Dict[str, np.ndarray], test: mnist_data.Split, size: int = 500) -> Tuple[float, float]:
-    """Loss and accuracy over all test images of the network with these values, a part at a time to spare memory."""
+    """Return the loss and accuracy of the network with these values on all test images, in parts to save memory."""
 
     def constant(getter: Any, name: str, *args: Any, **kwargs: Any) -> tf.Tensor:
         """Return the constant that the network gets in place of a variable."""

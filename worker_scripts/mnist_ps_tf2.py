@@ -34,7 +34,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 class OneProcess:
-    """The calls of a ClusterCoordinator, carried out here and at once."""
+    """A stand-in for a ClusterCoordinator that carries out its calls in this process, at once."""
 
     def create_per_worker_dataset(self, make: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
         return make()
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def lenet() -> keras.Model:
-    """The dense layer has 128 units, not 512: every step sends it over the network, twice."""
+    """Return LeNet. Its dense layer has 128 units, not 512: every step sends it over the network, twice."""
     return keras.Sequential(
         [
             keras.Input((28, 28, 1)),
@@ -92,7 +92,7 @@ def lenet() -> keras.Model:
 
 
 def batches(train: mnist_data.Split, size: int) -> tf.data.Dataset:
-    """Batches without end, in an order of each worker's own.
+    """Return endless batches, in an order of each worker's own.
 
     The images travel to the workers inside the graph: as bytes, a quarter of their size as floats.
     """
@@ -125,10 +125,10 @@ def mean_accuracy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 
 
 def fit(coordinator: Any, step: Any, share: Any, steps: int, batch_size: int, learning_rate: tf.Variable) -> None:
-    """Hand out the steps to the workers, and report how they come on.
+    """Distribute the steps to the workers, and report their progress.
 
     The learning rate falls to a tenth: gradients of asynchronous workers are of weights that have changed since, and
-    the last ones of a slow worker would otherwise be a matter of luck.
+    the last ones of a slow worker would otherwise make the result a matter of luck.
     """
     for start in range(0, steps, STEPS_AT_ONCE):
         learning_rate.assign(LEARNING_RATE * (1 - 0.9 * start / steps))
@@ -140,7 +140,7 @@ def fit(coordinator: Any, step: Any, share: Any, steps: int, batch_size: int, le
 
 
 def evaluate(model: keras.Model, images: Any, labels: Any, size: int = 500) -> Tuple[float, float]:
-    """Loss and accuracy over all test images, on the chief, a part at a time to spare memory."""
+    """Return the loss and accuracy over all test images, on the chief, in parts to save memory."""
     total_loss = total_accuracy = 0.0
     for start in range(0, len(labels), size):
         part = labels[start : start + size]

@@ -99,7 +99,7 @@ def __dir__() -> list[str]:
 
 
 def _show_in_notebooks() -> None:
-    """Have IPython display clusters and recorded runs as a cell's last value, and a stopped run not as an error.
+    """Make IPython display clusters and recorded runs as a cell's last value, and not show a stopped run as an error.
 
     It is done here because these classes do not depend on the dashboards.
     """

@@ -44,7 +44,7 @@ LONG_IMPORTS = 3.0  # seconds of imports from which on the user is told of reuse
 class ClusterAddress(tuple[Any, Any]):
     """The return value of ``run_cluster``: the pair ``(cluster_spec, session_address)``, with the Cluster behind it.
 
-    Both are None where a script was run to its end, since the servers are gone then. ``.cluster`` is the Cluster. The
+    Both are None if a script was run to its end, since the servers are gone then. ``.cluster`` is the Cluster. The
     public attributes of the cluster and of its ``result`` are attributes of the pair, too: ``.values``,
     ``.logs("worker-0")``, ``.stop()``. The pair can be awaited like the cluster.
     """
@@ -92,7 +92,7 @@ class ClusterAddress(tuple[Any, Any]):
         return self.cluster.__await__()
 
     def __repr__(self) -> str:
-        """Return the pair where there are servers; else the outcome of the run, which says more than two Nones."""
+        """Return the pair if there are servers, else the state or outcome of the run: two Nones would say less."""
         if self[0] or not self.cluster.run_id:
             return super().__repr__()
         if self.cluster.is_running:
@@ -320,7 +320,7 @@ def run_cluster(
 
 
 def _run(cluster: Cluster, has_script: bool, wait: bool, dashboard: bool, is_named: bool) -> ClusterAddress:
-    """Start a cluster, show it, and, if ``wait`` says so, wait for its end."""
+    """Start a cluster, show it, and, if there is a script and ``wait`` is true, wait for its end."""
     cluster.check().shortages()  # before the dashboard appears
     shown = choose_dashboard(cluster=cluster) if dashboard else NoDashboard()
     forget = cluster.subscribe(shown, at_once=True)
@@ -477,7 +477,7 @@ def _is_at_prompt() -> bool:
 
 
 def _reach_without_proxies(spec: Mapping[str, Sequence[str]]) -> None:
-    """Have gRPC in this process, which trains through the servers, bypass proxies: no proxy can reach the servers."""
+    """Make gRPC in this process, which trains through the servers, bypass proxies, which cannot reach the servers."""
     if any(os.environ.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy")):
         from muster.strategies.tensorflow import hosts_of
 

@@ -1,6 +1,6 @@
 """A browser and servers that the tests of a file share; without Chromium all of them are skipped.
 
-They end with the file: as long as Playwright lives, an event loop seems to run in the main thread.
+They end with the file, because an event loop seems to run in the main thread as long as Playwright does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Open = Callable[..., Notebook]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test here is slow, and needs Chromium."""
+    """Mark every test of this folder as slow, and skip it if there is no Chromium."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.slow)
@@ -44,21 +44,21 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """JupyterLab as it comes."""
+    """Provide JupyterLab with its default settings."""
     with serve("lab", tmp_path_factory.mktemp("lab")) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def notebook7(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Notebook 7, in the dark."""
+    """Provide Notebook 7 with a dark theme."""
     with serve("notebook", tmp_path_factory.mktemp("notebook"), themes={"theme": "JupyterLab Dark"}) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def deaf_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """JupyterLab whose kernels hear no click while a cell runs, as all did before subshells."""
+    """Provide JupyterLab whose kernels receive no clicks while a cell runs, as it was before subshells."""
     settings = {"kernels-settings": {"commsOverSubshells": "disabled"}}
     with serve("lab", tmp_path_factory.mktemp("deaf"), **settings) as server:
         yield server
@@ -66,7 +66,7 @@ def deaf_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def bare_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """JupyterLab without widgets, which its kernels have: as where they have an environment of their own."""
+    """Provide JupyterLab without extensions for widgets, which only its kernels have, as in separate environments."""
     folder = tmp_path_factory.mktemp("bare")
     kept = folder / "state" / "config" / "labconfig"
     kept.mkdir(parents=True)
@@ -78,13 +78,16 @@ def bare_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def kept_pages() -> list[Page]:
-    """The page of the last test that passed: it takes Lab five seconds to load, and one to open another notebook."""
+    """Return a list that keeps the page of the last test that passed, as another notebook opens faster than Lab loads.
+
+    Lab takes five seconds to load, and one to open another notebook.
+    """
     return []
 
 
 @pytest.fixture
 def page(browser: Browser, kept_pages: list[Page], request: pytest.FixtureRequest) -> Iterator[Page]:
-    """A page in which the widget must not fail, and nobody may call ``alert``. Tests with notebooks share it."""
+    """Provide a page, which tests with notebooks share; fail the test on errors of the widget or calls of ``alert``."""
     n_failed = request.session.testsfailed
     page = kept_pages.pop() if kept_pages else browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
     failures: list[str] = []
@@ -115,7 +118,7 @@ def page(browser: Browser, kept_pages: list[Page], request: pytest.FixtureReques
 
 @pytest.fixture
 def open_notebook(page: Page) -> Iterator[Open]:
-    """Writes a notebook with some cells and opens it on a server; its kernel ends with the test."""
+    """Provide a function that writes a notebook and opens it on a server; its kernel ends with the test."""
     opened: list[Notebook] = []
 
     def open_it(server: Server, *cells: str) -> Notebook:
@@ -132,7 +135,7 @@ def open_notebook(page: Page) -> Iterator[Open]:
 
 @pytest.fixture
 def accessibility() -> Callable[[Page], Any]:
-    """Return a function that has axe-core check the dashboard in a page."""
+    """Return a function that checks the dashboard in a page with axe-core, and returns the violations."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
 
     def violations(page: Page) -> list[str]:

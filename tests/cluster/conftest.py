@@ -7,4 +7,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_in_the_temporary_folder(leaves_no_folders: None) -> None:
-    """Tests of this folder fail where they leave a folder of Muster's behind."""
+    """Fail tests of this folder that leave a folder of Muster's behind."""

@@ -19,14 +19,14 @@ __all__ = ["mpi", "scene"]
 
 @pytest.fixture
 def scene(known_builds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    """A place of its own; fails the test where something of a run is left there."""
+    """Provide a scene with a temporary folder of its own; fail the test if anything of a run is left there."""
     temp = Path(tempfile.mkdtemp(prefix="scene-", dir="/tmp"))
     monkeypatch.setenv("TMPDIR", str(temp))
     monkeypatch.setattr(tempfile, "tempdir", str(temp))
     monkeypatch.chdir(tmp_path)
     horovod = importlib.util.find_spec("horovod")
     if horovod is not None and horovod.origin is not None and not remembers_gloo(known_builds, horovod.origin):
-        remember_gloo(known_builds, horovod.origin)  # or the first test here would find out, and take long
+        remember_gloo(known_builds, horovod.origin)  # or the first test here would have to find out, which takes long
     scene = Scene(tmp_path, temp)
     try:
         yield scene

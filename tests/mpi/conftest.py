@@ -14,20 +14,20 @@ FLAVOURS = {"Open MPI": "openmpi", "MPICH": "mpich"}
 
 
 class Installed(NamedTuple):
-    """An MPI of this machine: ``program`` adds up all ranks and, given a word, goes on until something happens."""
+    """An MPI of this machine, and a program that adds up all ranks; with an argument it then runs until it is ended."""
 
     flavour: str
     mpiexec: str
     program: Path
 
     def strategy(self, **options: object) -> MPI:
-        """The strategy on this MPI."""
+        """Return the strategy for this MPI."""
         return MPI(mpiexec=self.mpiexec, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="session", params=FLAVOURS)
 def mpi(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """Each MPI that is installed, with its compiler."""
+    """Provide each MPI that is installed, with a program built by its compiler."""
     name = FLAVOURS[request.param]
     mpiexec, compiler = shutil.which(f"mpiexec.{name}"), shutil.which(f"mpicc.{name}")
     if not mpiexec or not compiler:

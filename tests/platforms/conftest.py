@@ -17,7 +17,7 @@ HOSTS = ("h1", "h2", "h3")
 
 @pytest.fixture(scope="session")
 def network() -> Iterator[Network]:
-    """A network of three hosts; skips where this user can make none."""
+    """Provide a network of three hosts; skip the tests if this user can make none."""
     if not can_have_networks():
         pytest.skip("hosts need root, ip, unshare and sshd")
     network = Network(HOSTS)
@@ -27,7 +27,7 @@ def network() -> Iterator[Network]:
 
 @pytest.fixture
 def hosts(network: Network, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
-    """The network, whose hosts ``ssh`` and ``MUSTER_HOSTS`` know now; fails where something is left on them."""
+    """Make the network's hosts known to ``ssh`` and in ``MUSTER_HOSTS``; fail the test if anything is left on them."""
     monkeypatch.setenv("PATH", network.path)
     monkeypatch.setenv("MUSTER_HOSTS", ",".join(f"{name}:2" for name in HOSTS[:2]))
     yield network
@@ -36,7 +36,7 @@ def hosts(network: Network, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network
 
 @pytest.fixture(scope="session")
 def slurm_of_tests() -> Iterator[slurm_engine.Engine]:
-    """A Slurm of two nodes; skips where there can be none."""
+    """Provide a Slurm of two nodes; skip the tests if there can be none."""
     reason = slurm_engine.why_not()
     root = None if reason else slurm_engine.fetch()
     if root is None:
@@ -48,7 +48,7 @@ def slurm_of_tests() -> Iterator[slurm_engine.Engine]:
 
 @pytest.fixture
 def slurm(slurm_of_tests: slurm_engine.Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[slurm_engine.Engine]:
-    """The Slurm whose commands are on the search path now; fails where a test leaves jobs of its own."""
+    """Put the commands of the tests' Slurm on the search path; after the test, cancel all jobs that it has left."""
     monkeypatch.setenv("PATH", slurm_of_tests.path)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     yield slurm_of_tests
@@ -57,7 +57,7 @@ def slurm(slurm_of_tests: slurm_engine.Engine, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture(scope="session")
 def docker_of_tests() -> Iterator[Docker]:
-    """A Docker of the tests' own; skips where there can be none."""
+    """Provide a Docker of the tests' own; skip the tests if there can be none."""
     reason = containers_docker.why_not()
     root = None if reason else containers_docker.fetch()
     if root is None:
@@ -69,7 +69,7 @@ def docker_of_tests() -> Iterator[Docker]:
 
 @pytest.fixture
 def docker(docker_of_tests: Docker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Docker]:
-    """The Docker that is used by default; fails the test where something is left on it."""
+    """Make the tests' Docker the default engine; fail the test if anything is left on it."""
     monkeypatch.setenv("DOCKER_HOST", docker_of_tests.url)
     monkeypatch.setenv("DOCKER_CONFIG", str(docker_of_tests.folder))
     yield docker_of_tests
@@ -78,11 +78,11 @@ def docker(docker_of_tests: Docker, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 @pytest.fixture(params=["engine", "docker"])
 def either_engine(request: pytest.FixtureRequest) -> ContainerEngine:
-    """Podman and then Docker, as the engine that is used by default, for what each says in its own words."""
+    """Provide Podman and then Docker as the default engine, for tests of messages that each words differently."""
     engine: ContainerEngine = request.getfixturevalue(request.param)
     return engine
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_in_the_temporary_folder(leaves_no_folders: None) -> None:
-    """Tests of this folder fail where they leave a folder of Muster's behind."""
+    """Fail tests of this folder that leave a folder of Muster's behind."""

@@ -1,4 +1,4 @@
-"""What the tests' own Docker and Podman have in common: commands, and images that are made on the spot."""
+"""Common parts of the tests' own Docker and Podman: commands, and images that are made when they are needed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ NETWORKS_OF_ITS_OWN = ("bridge", "host", "none", "podman")
 
 
 class ContainerEngine(ABC):
-    """An engine of the tests' own.
+    """A container engine of the tests' own.
 
     Attributes:
         url: address of its socket.
-        folder: holds everything that is its own.
-        environment: what its commands need.
-        at_once: options of ``rm`` that have it kill what runs.
+        folder: folder of all its files.
+        environment: environment that its commands need.
+        at_once: options of ``rm`` that make it kill running containers.
     """
 
     url: str
@@ -35,15 +35,15 @@ class ContainerEngine(ABC):
 
     @abstractmethod
     def command(self, *arguments: str) -> list[str]:
-        """The command line of one of its commands, to be run with ``environment``."""
+        """Return the command line of one of its commands, to be run with ``environment``."""
 
     @abstractmethod
     def start(self) -> None:
-        """Start what answers on the socket, and wait until it does."""
+        """Start the process that answers on the socket, and wait until it does."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End what answers on the socket."""
+        """End the process that answers on the socket."""
 
     def run(self, *arguments: str) -> str:
         """Run a command, and return what it prints."""
@@ -51,11 +51,11 @@ class ContainerEngine(ABC):
         return subprocess.run(command, env=self.environment, check=True, stdout=subprocess.PIPE, text=True).stdout
 
     def containers(self) -> list[str]:
-        """The names of containers that run."""
+        """Return the names of running containers."""
         return self.run("ps", "--format", "{{.Names}}").split()
 
     def add_python(self, name: str = "localhost/muster-tests-python") -> str:
-        """Make an image of the system's Python alone, unless it is there, and return its name."""
+        """Make an image with the system's Python alone, unless there is one, and return its name."""
         if not self.run("images", "--quiet", name).strip():
             archive = self.folder / "python.tar"
             pack_python(archive)
@@ -75,7 +75,7 @@ class ContainerEngine(ABC):
         return self._import(self._packed(python), "localhost/muster-tests-not-executable")
 
     def left_behind(self) -> Sequence[str]:
-        """Return what is there of containers, networks, volumes and containers' homes."""
+        """Return the names of all containers, networks of runs, volumes, and containers' homes."""
         containers = self.run("ps", "--all", "--format", "container {{.Names}}").splitlines()
         networks = self.run("network", "ls", "--format", "{{.Name}}").split()
         volumes = self.run("volume", "ls", "--format", "volume {{.Name}}").splitlines()
@@ -95,7 +95,7 @@ class ContainerEngine(ABC):
 
 
 def pack_python(target: Path) -> None:
-    """Write the system's Python as the content of an image: its standard library, what that links to, and a shell."""
+    """Write the content of an image: the system's Python, its standard library, the libraries it needs, and a shell."""
     python = Path("/usr/bin/python3").resolve()
     library = Path("/usr/lib") / python.name
     if not python.exists() or not library.exists():
@@ -116,19 +116,19 @@ def pack_python(target: Path) -> None:
         tar.add("/bin/sh", "usr/bin/sh")
         tar.add(Path("/bin/sh").resolve(), f"usr/bin/{Path('/bin/sh').resolve().name}")
         tar.add(library, str(library)[1:], filter=lambda member: None if "/test" in member.name else member)
-        threads = Path(min(linked)).parent / "libgcc_s.so.1"  # loaded where a thread is cancelled
+        threads = Path(min(linked)).parent / "libgcc_s.so.1"  # loaded when a thread is cancelled
         for path in sorted({*linked, str(threads)}):
             tar.add(Path(path).resolve(), f"usr/{path.lstrip('/').removeprefix('usr/')}")
 
 
 def homes_left() -> list[str]:
-    """Return what is there of containers' homes, but for those of other sessions that live."""
+    """Return the homes of containers, except for those of other sessions that still run."""
     found = [path.name for path in homes_of("").parent.glob(f"{HOMES}*")]
     owners = {name: name.removeprefix(HOMES).rpartition(".")[0] for name in found}
     return [f"home {name}" for name, label in owners.items() if label == owner() or is_orphaned(label)]
 
 
 def find(program: str) -> str | None:
-    """The path of a program, also of one that only an engine looks for."""
+    """Return the path of a program, even if it is in a folder that only engines search; None if there is none."""
     path = "/usr/sbin:/usr/lib/podman:/usr/libexec/podman"
     return shutil.which(program) or shutil.which(program, path=path)

@@ -1,4 +1,4 @@
-"""A Docker of the tests' own, and a registry to pull from: Debian's, fetched once and unpacked into a cache."""
+"""A Docker of the tests' own, and a registry to pull from: Debian's packages, fetched once, unpacked into a cache."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ http:
 
 
 def why_not() -> str:
-    """Return why there can be no Docker here; nothing where there can be."""
+    """Return why there can be no Docker here; an empty string if there can be one."""
     if os.geteuid():
         return "a Docker of the tests' own needs root"
     missing = [program for program in ("apt-get", "apt-cache", "dpkg", "runc", "iptables") if not find(program)]
@@ -40,7 +40,7 @@ def why_not() -> str:
 
 @functools.lru_cache(maxsize=1)
 def fetch() -> Path | None:
-    """Return the folder in which Debian's packages are unpacked; None where they cannot be had."""
+    """Return the folder in which Debian's packages are unpacked, or None if they cannot be fetched or do not run."""
     shown = subprocess.run(["apt-cache", "policy", PACKAGES[0]], capture_output=True, text=True).stdout
     version = shown.partition("Candidate:")[2].split()
     if not version or version[0] == "(none)":
@@ -64,10 +64,10 @@ def fetch() -> Path | None:
 
 
 class Docker(ContainerEngine):
-    """A daemon that answers on a socket of its own, with all its state in one folder."""
+    """A Docker daemon that answers on a socket of its own, with all its state in one folder."""
 
     def __init__(self, root: Path) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="muster-docker-", dir="/var/tmp"))  # no overlay on an overlay
+        self.folder = Path(tempfile.mkdtemp(prefix="muster-docker-", dir="/var/tmp"))  # not an overlay on an overlay
         self.url = f"unix://{self.folder}/docker.sock"
         self._root = root
         own = {name: value for name, value in os.environ.items() if not name.startswith(("MUSTER_", "DOCKER"))}
@@ -80,7 +80,7 @@ class Docker(ContainerEngine):
     def start(self) -> None:
         """Start the daemon, and wait until it answers."""
         options = ["--data-root", f"{self.folder}/data", "--exec-root", f"{self.folder}/exec", "-H", self.url]
-        # Nothing of the machine's own is changed: no rules of its firewall, no bridge, no forwarding.
+        # The machine's settings stay as they are: rules of its firewall, bridges and forwarding.
         options += ["--pidfile", f"{self.folder}/pid", "--bridge=none", "--iptables=false", "--ip-masq=false"]
         self._daemon = self._run("dockerd", *options, "--ip-forward=false", "--shutdown-timeout=3")
         deadline = time.monotonic() + START_SECONDS
@@ -120,11 +120,11 @@ class Docker(ContainerEngine):
         self._registry = None
 
     def command(self, *arguments: str) -> list[str]:
-        """The command line of a command of docker's, to be run with ``environment``."""
+        """Return the command line of a command of docker's, to be run with ``environment``."""
         return ["docker", *arguments]
 
     def remove(self) -> None:
-        """End everything and remove it."""
+        """End the containers, the registry and the daemon, and remove the folder."""
         if self._daemon is not None and self._daemon.poll() is None:
             for line in self.run("ps", "--all", "--quiet").split():
                 self.run("rm", "--force", "--volumes", line)
@@ -141,7 +141,7 @@ class Docker(ContainerEngine):
 
 
 def _end(process: subprocess.Popen[bytes] | None) -> None:
-    """Have a daemon end, and see that it does."""
+    """End a daemon, and kill it if it does not end within ``START_SECONDS``."""
     if process is None:
         return
     process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A Podman of the tests' own, with images, networks and containers apart from those of the machine's."""
+"""A Podman of the tests' own, whose images, networks and containers are separate from those of the machine's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 
 from tests.platforms.container_engine import ContainerEngine, find
 
-# Where the hard limits are low, Podman's own defaults cannot be set; and cgroups v1 know no systemd without systemd.
+# Podman's default ulimits cannot be set where the hard limits are low, nor its default cgroup manager be used where
+# systemd does not run.
 CONFIG = """
 [containers]
 default_ulimits = []
@@ -31,7 +32,7 @@ START_SECONDS = 20
 
 @functools.lru_cache(maxsize=1)
 def why_not() -> str:
-    """Return why there can be no Podman here; nothing where there can be."""
+    """Return why there can be no Podman here; an empty string if there can be one."""
     if os.geteuid():
         return "containers of the tests' own need root"
     missing = [
@@ -43,14 +44,14 @@ def why_not() -> str:
 
 
 class Podman(ContainerEngine):
-    """A service that answers on a socket of its own.
+    """A Podman service that answers on a socket of its own.
 
     Args:
-        disk: how large its disk is, such as ``4m``; empty where it is the machine's.
-        images: a folder with images of another Podman's, which it only reads.
+        disk: size of a disk for its images and containers, such as ``4m``; if empty, they are on the machine's disk.
+        images: folder with the images of another Podman, which it only reads.
 
     Attributes:
-        root: holds its images and containers.
+        root: folder of its images and containers.
     """
 
     at_once = ("--force", "--time", "0")
@@ -70,9 +71,9 @@ class Podman(ContainerEngine):
         (self.folder / "containers.conf").write_text(
             CONFIG.format(folder=self.folder, runtime="runc" if find("runc") else "crun")
         )
-        # Not that of the test which happens to be the first: what it leaves behind is looked for by it.
+        # Without the variables of whichever test is first: that test's leftovers are found by them.
         own = {name: value for name, value in os.environ.items() if not name.startswith(("MUSTER_", "CONTAINER"))}
-        (self.folder / "tmp").mkdir()  # where it leaves a copy of each image that it imports
+        (self.folder / "tmp").mkdir()  # Podman leaves a copy of each image that it imports there
         self.environment = {
             **own,
             "CONTAINERS_CONF": str(self.folder / "containers.conf"),
@@ -86,7 +87,7 @@ class Podman(ContainerEngine):
         with (self.folder / "service.log").open("ab") as log:
             self._service = subprocess.Popen(
                 self.command("system", "service", "--time=0", self.url),
-                cwd=self.folder,  # where it leaves a file when the kernel ends a container for its memory
+                cwd=self.folder,  # Podman leaves a file there when the kernel ends a container for its memory
                 env=self.environment,
                 stdout=log,
                 stderr=log,
@@ -98,7 +99,7 @@ class Podman(ContainerEngine):
             time.sleep(0.02)
 
     def stop(self) -> None:
-        """End the service alone: containers go on."""
+        """End the service; containers go on."""
         if self._service is not None:
             self._service.terminate()
             self._service.wait()
@@ -106,7 +107,7 @@ class Podman(ContainerEngine):
             (self.folder / "podman.sock").unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """End everything and remove it."""
+        """End the containers and the service, and remove the folder."""
         try:
             self.run("rm", "--all", *self.at_once, "--volumes")
             self.run("network", "prune", "--force")
@@ -117,6 +118,6 @@ class Podman(ContainerEngine):
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def command(self, *arguments: str) -> list[str]:
-        """The command line of a command of podman's, to be run with ``environment``."""
+        """Return the command line of a command of podman's, to be run with ``environment``."""
         own = ("--root", str(self.root), "--runroot", str(self.folder / "runroot"), *self._options)
         return ["podman", *own, "--tmpdir", str(self.folder / "tmp"), *arguments]

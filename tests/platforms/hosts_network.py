@@ -1,7 +1,7 @@
-"""A network of hosts to log in to, which share nothing but this kernel.
+"""A network of hosts to log in to, which share this kernel and the system's files, but no more.
 
 Each host has a network namespace with an address of its own, reached over a bridge; process ids and a host name of its
-own; and a view of the files in which folders that people write to are empty. Its sshd is a real one, on port 22.
+own; and a view of the files in which folders that users write to are empty. Its sshd is a real one, on port 22.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ exec {sshd} -D -e -f /mnt/sshd/sshd_config
 
 @functools.lru_cache(maxsize=1)
 def can_have_networks() -> bool:
-    """Return whether this user may make network namespaces, and everything that hosts need is here."""
+    """Return whether this user may make network namespaces, and all programs that hosts need are installed."""
     if os.geteuid() != 0 or not all(map(shutil.which, (SSHD, "ssh", "ip", "unshare"))):
         return False
     name = f"muster-probe-{secrets.token_hex(3)}"
@@ -74,9 +74,10 @@ class Network:
     """A bridge in a namespace of its own, to which this machine and some hosts are connected.
 
     Attributes:
-        address: this machine's address in it.
-        folder: ssh's client finds its configuration, its key and the hosts' keys there.
-        hosts: by name.
+        address: this machine's address on the network.
+        folder: folder of the ssh client's configuration, its key, and the hosts' keys.
+        hosts: the hosts, by name.
+        names: the hosts' ``/etc/hosts``.
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:
@@ -97,7 +98,7 @@ class Network:
         ip("link", "set", self._veth, "up")
         write_private(self.folder / "id_ed25519", self.key.private)
         known = [f"{self._subnet}.{number} {name}\n" for number, name in enumerate(names, 2)]
-        self.names = "".join(["127.0.0.1 localhost\n", *known])  # their /etc/hosts
+        self.names = "".join(["127.0.0.1 localhost\n", *known])
         for number, name in enumerate(names, 2):
             self.hosts[name] = Host(self, name, f"{self._subnet}.{number}", number)
         self._write_client()
@@ -125,11 +126,11 @@ class Network:
         ip("-n", self._switch, "link", "set", f"port{number}", "up")
 
     def switch_port(self, number: int, *, up: bool) -> None:
-        """Cut a host off the network without a word, or connect it again."""
+        """Cut a host off the network silently, or connect it again."""
         ip("-n", self._switch, "link", "set", f"port{number}", "up" if up else "down")
 
     def expect_nothing_left(self) -> None:
-        """Fail where anything is on a host, after a moment, that was not there when it was powered on."""
+        """Raise AssertionError unless everything is gone, within 5 s, that was not on a host when it was powered on."""
         for host in self.hosts.values():
             eventually(lambda: not host.left_behind(), f"nothing left: {host.left_behind()}", 5)  # noqa: B023
 
@@ -143,7 +144,7 @@ class Network:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _plug(self, name: str) -> None:
-        """Make a pair of interfaces: ``name`` here, and at the bridge ``port``, or ``port1`` for this machine."""
+        """Make a pair of interfaces: ``name`` here, and on the bridge ``port``, or ``port1`` for this machine."""
         there = "port1" if name == self._veth else "port"
         ip("link", "add", name, "type", "veth", "peer", "name", there, "netns", self._switch)
         ip("-n", self._switch, "link", "set", there, "master", "br0")
@@ -151,7 +152,7 @@ class Network:
             ip("-n", self._switch, "link", "set", there, "up")
 
     def _write_client(self) -> None:
-        """Write the user's configuration of ssh, and an ``ssh`` that takes it for the user's."""
+        """Write a configuration of ssh that knows the hosts, and a program ``ssh`` that uses it as the user's."""
         lines = [f"{host.address} {host.key.public}\n" for host in self.hosts.values()]
         (self.folder / "known_hosts").write_text("".join(lines))
         entries = [f"Host {name}\n    HostName {host.address}\n" for name, host in self.hosts.items()]
@@ -166,9 +167,10 @@ class Host:
     """One host of a network.
 
     Attributes:
-        name: what ssh's configuration calls it.
+        name: its name, in ssh's configuration as well.
         address: its address.
-        namespace: of its network.
+        namespace: name of its network namespace.
+        init: id on this machine of its first process, once it is up.
     """
 
     def __init__(self, network: Network, name: str, address: str, number: int) -> None:
@@ -186,7 +188,7 @@ class Host:
         self.power_on()
 
     def power_on(self) -> None:
-        """Start it: all files but the system's are fresh. ``wait`` waits until its sshd listens."""
+        """Start the host, with no files but the system's; ``wait`` waits until its sshd listens."""
         self.log = self._etc / "sshd.log"
         script = setup_script(self.name, self._etc)
         unshare = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script]
@@ -199,32 +201,32 @@ class Host:
             )
 
     def wait(self) -> None:
-        """Wait until its sshd listens."""
+        """Wait until the host's sshd listens."""
         eventually(lambda: "Server listening" in self.log.read_text(), f"sshd listens: {self.log.read_text()}")
         self.init: int = eventually(self._find_init, "its first process runs")
 
     def power_off(self) -> None:
-        """End everything on it at once."""
+        """Kill all processes of the host at once."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait(10)
         eventually(lambda: not self.pids(), "it is off", 5)
 
     def cut(self) -> None:
-        """Pull its cable: nobody is told."""
+        """Cut the host off the network silently, as when its cable is pulled."""
         self._network.switch_port(self._number, up=False)
 
     def plug_in(self) -> None:
-        """Connect it again."""
+        """Connect the host to the network again."""
         self._network.switch_port(self._number, up=True)
 
     def run(self, command: str, check: bool = True) -> str:
-        """Run a shell command on it, without ssh, and return what it prints."""
+        """Run a shell command on the host, without ssh, and return its output."""
         inside = ["nsenter", f"--target={self.init}", "--all", "--wd=/", "sh", "-c", command]
         return subprocess.run(inside, check=check, stdout=subprocess.PIPE, text=True).stdout
 
     def _find_init(self) -> int | None:
-        """The id, out here, of the process that is its first, once there is one."""
+        """Return the id on this machine of the host's first process, or None if there is none yet."""
         for pid in self.pids():
             with contextlib.suppress(OSError):
                 status = Path(f"/proc/{pid}/status").read_text()
@@ -233,12 +235,12 @@ class Host:
         return None
 
     def pids(self) -> list[int]:
-        """Ids, out here, of all processes that have its network."""
+        """Return the ids on this machine of all processes in the host's network namespace."""
         listed = subprocess.run(["ip", "netns", "pids", self.namespace], capture_output=True, text=True)
         return [int(word) for word in listed.stdout.split()]
 
     def processes(self) -> list[str]:
-        """Command lines of all its processes, but for its sshd that waits for logins."""
+        """Return the command lines of all the host's processes, except for the sshd that waits for logins."""
         found = []
         for pid in self.pids():
             with contextlib.suppress(OSError):
@@ -248,11 +250,11 @@ class Host:
         return found
 
     def files(self) -> list[str]:
-        """Everything that lies in the folders that people write to."""
+        """Return the paths of everything in the folders that users write to."""
         return self.run("find /tmp /var/tmp /dev/shm /root -mindepth 1 -maxdepth 2 -xdev").splitlines()
 
     def left_behind(self) -> list[str]:
-        """Return what is there that was not when it was powered on: processes, files, and ports."""
+        """Return the processes, files and ports that were not there when the host was powered on."""
         listening = self.run("cat /proc/net/tcp /proc/net/tcp6 | awk '$4 == \"0A\" {print $2}'").split()
         ports = [int(place.rpartition(":")[2], 16) for place in listening]
         others = [f"port {port}" for port in ports if port != 22]
@@ -265,19 +267,19 @@ class Host:
 
 
 def kept_folders() -> list[Path]:
-    """The folders of this interpreter, which every host has, where they lie in folders that are hidden."""
+    """Return those of this interpreter's folders that are in hidden folders; every host has them all the same."""
     found = {Path(path) for path in (sys.prefix, sys.base_prefix)}
     return [path for path in sorted(found) if any(path.is_relative_to(hidden) for hidden in hidden_folders())]
 
 
 def hidden_folders() -> list[Path]:
-    """Folders that are empty on hosts: those that people write to, and this project's."""
+    """Return the folders that are empty on hosts: those that users write to, and this project's."""
     project = [Path(muster.__file__).resolve().parents[2], Path(__file__).resolve().parents[2], Path.cwd()]
     return [path for path in sorted({*map(Path, (*HIDDEN, tempfile.gettempdir())), *project}) if path.is_dir()]
 
 
 def setup_script(name: str, etc: Path) -> str:
-    """The shell script that is a host's first process."""
+    """Return the shell script that is a host's first process."""
     keep = hide = back = ""
     for number, kept in enumerate(kept_folders()):
         keep += f"mkdir /media/{number} && mount --bind {kept} /media/{number}\n"
@@ -295,7 +297,7 @@ def setup_script(name: str, etc: Path) -> str:
 
 
 def main() -> None:
-    """Keep a network of two hosts up, to try things by hand."""
+    """Keep a network of two hosts up, for experiments by hand."""
     network = Network(("h1", "h2"))
     print(network.folder, network.address, flush=True)
     try:

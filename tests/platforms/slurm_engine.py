@@ -1,8 +1,8 @@
 """A real Slurm of the tests' own: munged, slurmctld and a slurmd for each of some nodes, on this machine.
 
 The programs are Debian's, fetched once and unpacked into a cache; nothing is installed. Everything runs in a namespace
-of process ids, whose first process ends with the tests: then all is over. Each node has a network namespace with an
-address of its own, a host name, and sees this machine's files.
+of process ids, whose first process ends with the tests, and all others with it. Each node has a network namespace with
+an address of its own and a host name, and sees this machine's files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.support import eventually
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge", "libmunge2")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "muster"
-# What accounting needs beside them: slurmdbd, MariaDB, and the libraries that those are linked with.
+# Further packages for accounting: slurmdbd, MariaDB, and the libraries that these are linked with.
 ACCOUNTING_PACKAGES = (
     "slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server-core", "libmariadb3", "libaio1", "liburing2", "libsnappy1v5",
     "liblz4-1",
@@ -38,7 +38,7 @@ FETCH_SECONDS, START_SECONDS = 120, 60
 CPUS, MEMORY = 4, 8000
 PROBE = "mount --make-rprivate / && mount --bind /etc/hosts /etc/hosts && ip link add br0 type bridge"
 DAEMONS = ("munged", "slurmctld-wlm", "slurmd-wlm")
-ACCOUNTING_DAEMONS = ("mariadbd",)  # slurmdbd wants a configuration even for its version
+ACCOUNTING_DAEMONS = ("mariadbd",)  # not slurmdbd, which cannot print its version without a configuration
 PROGRAMS = ("unshare", "nsenter", "ip", "apt-get", "dpkg", "apt-cache")
 
 CONFIG = """\
@@ -100,8 +100,8 @@ LogFile={folder}/slurmdbd.log
 PidFile={folder}/slurmdbd.pid
 PluginDir={plugins}:{accounts}/slurm-wlm
 """
-# MariaDB asks nobody who he is, and is reached by a socket in a folder that only root sees. Its system tables are made
-# first: Slurm keeps a procedure there, without which no user inherits the QOS of his account.
+# MariaDB asks for no password; its socket is in a folder that only root can read. Its system tables are made first:
+# Slurm keeps a procedure there, without which no user inherits the QOS of an account.
 ACCOUNTING_SETUP = """\
 export LD_LIBRARY_PATH={plugins}:{accounts} MYSQL_UNIX_PORT={folder}/database.socket
 mkdir -p {folder}/database/mysql
@@ -161,7 +161,7 @@ wait
 
 
 def why_not() -> str:
-    """Return why there can be no Slurm here; nothing where there can be."""
+    """Return why there can be no Slurm here; an empty string if there can be one."""
     if os.geteuid():
         return "a Slurm of the tests' own needs root"
     missing = [program for program in PROGRAMS if not shutil.which(program)]
@@ -173,13 +173,13 @@ def why_not() -> str:
 
 @functools.lru_cache(maxsize=1)
 def fetch() -> Path | None:
-    """Return the folder in which Debian's packages of Slurm are unpacked; None where they cannot be had."""
+    """Return the folder in which Debian's packages of Slurm are unpacked, or None if they cannot be fetched or run."""
     return _unpacked("slurm", PACKAGES, DAEMONS, [])
 
 
 @functools.lru_cache(maxsize=1)
 def fetch_accounting() -> Path | None:
-    """Return the folder in which those of its accounting are unpacked; None where they cannot be had."""
+    """Return the folder in which the packages for accounting are unpacked, or None as ``fetch`` does."""
     root = fetch()
     return _unpacked("slurm-accounting", ACCOUNTING_PACKAGES, ACCOUNTING_DAEMONS, [root]) if root else None
 
@@ -199,13 +199,13 @@ def _unpacked(name: str, packages: Sequence[str], daemons: Sequence[str], others
                 subprocess.run(fetched, cwd=folder, check=True, capture_output=True, timeout=FETCH_SECONDS)
                 for package in folder.glob("*.deb"):
                     subprocess.run(["dpkg", "-x", str(package), str(folder / "root")], check=True)
-                with contextlib.suppress(OSError):  # other tests were quicker
+                with contextlib.suppress(OSError):  # other tests have made it meanwhile
                     (folder / "root").rename(root)
     return root if root.exists() and _starts([root / "usr/sbin" / each for each in daemons], [root, *others]) else None
 
 
 def _starts(daemons: Sequence[Path], roots: Sequence[Path]) -> bool:
-    """Return whether this machine, with what is unpacked, has the libraries that daemons are linked with."""
+    """Return whether the libraries that daemons are linked with are on this machine or among the unpacked files."""
     patterns = ("usr/lib/*-linux-gnu*", "usr/lib/*/slurm-wlm")
     folders = [path for root in roots for pattern in patterns for path in root.glob(pattern)]
     environ = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(map(str, folders))}
@@ -213,13 +213,18 @@ def _starts(daemons: Sequence[Path], roots: Sequence[Path]) -> bool:
 
 
 class Engine:
-    """A Slurm that runs.
+    """A running Slurm.
+
+    Args:
+        root: folder of the unpacked packages.
+        names: names of its nodes.
+        accounting: folder of the packages for accounting; None for a Slurm without it.
+        cpus: CPUs of each node.
+        has_cgroups: whether its nodes limit the memory of each step by a control group, which is named after the node.
 
     Attributes:
-        folder: holds everything that is its own.
-        address: this machine's, as its nodes see it.
-
-    With ``has_cgroups`` its nodes keep each step to its memory by a control group, which is called after the node.
+        folder: folder of all its files.
+        address: this machine's address, as its nodes see it.
     """
 
     def __init__(
@@ -262,7 +267,7 @@ class Engine:
         (self.folder / "hosts").write_text("\n".join([*known, f"{self.address} {os.uname().nodename}", ""]))
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nConstrainRAMSpace=yes\n")
         (self.folder / "sbin").mkdir()
-        for name in ("slurmctld", "slurmd", "slurmstepd"):  # as which one Slurm runs, it knows by this name alone
+        for name in ("slurmctld", "slurmd", "slurmstepd"):  # Slurm knows its daemons by these names alone
             (self.folder / "sbin" / name).symlink_to(root / "usr/sbin" / f"{name}-wlm")
         for command in COMMANDS:
             program = f"#!/bin/sh\necho {command} >> {self.folder}/asked\n"
@@ -271,7 +276,7 @@ class Engine:
         self._start(SETUP.format(**facts), plugins)
 
     def _with_accounting(self, accounting: Path, facts: Mapping[str, object]) -> dict[str, object]:
-        """Return the facts of an engine that keeps accounts, has QOS that preempt, forgets soon, and counts memory."""
+        """Return settings for accounting, preemption by QOS, forgetting ended jobs soon, and limits of memory."""
         own = {
             "port_of_accounting": 24000 + secrets.randbelow(6000), "accounting_root": accounting,
             "accounts": next(accounting.glob("usr/lib/*-linux-gnu*")),
@@ -309,11 +314,11 @@ class Engine:
 
     @property
     def path(self) -> str:
-        """A search path on which Slurm's commands are its own."""
+        """A search path on which Slurm's commands are those of this Slurm."""
         return os.pathsep.join([str(self.folder / "bin"), os.environ["PATH"]])
 
     def run(self, command: str, *arguments: str, check: bool = True, given: str | None = None) -> str:
-        """Run one of Slurm's commands, and return what it prints."""
+        """Run one of Slurm's commands, and return its output."""
         done = subprocess.run(
             [str(self.folder / "bin" / command), *arguments],
             input=given, capture_output=True, text=True, check=False, timeout=60,
@@ -322,12 +327,12 @@ class Engine:
         return done.stdout
 
     def submit(self, *arguments: str, command: str = "sleep 600") -> str:
-        """Submit a job of somebody else's, and return its id."""
+        """Submit a job that does not belong to Muster, and return its id."""
         given = f"#!/bin/sh\n{command}\n"
         return self.run("sbatch", "--parsable", "--output=/dev/null", *arguments, given=given).strip()
 
     def jobs(self) -> list[str]:
-        """Return the ids of jobs that are not over."""
+        """Return the ids of jobs that have not ended."""
         return self.run("squeue", "-h", "-o", "%i").split()
 
     def asked(self) -> list[str]:
@@ -336,7 +341,7 @@ class Engine:
         return path.read_text().split() if path.exists() else []
 
     def daemon_of(self, node: str) -> int:
-        """Return the process id, out here, of a node's slurmd."""
+        """Return the process id on this machine of a node's slurmd."""
         for pid in linux.all_pids():
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -346,7 +351,7 @@ class Engine:
         raise AssertionError(f"no slurmd of {node}")
 
     def power_off(self, node: str) -> None:
-        """Kill everything that runs on a node, its slurmd first. Its network stays."""
+        """Kill all processes on a node, its slurmd first; its network stays."""
         daemon = self.daemon_of(node)
         network = os.readlink(f"/proc/{daemon}/ns/net")
         command = Path(f"/proc/{daemon}/cmdline").read_bytes().decode().strip("\0").split("\0")
@@ -354,7 +359,7 @@ class Engine:
         keeper = subprocess.Popen([*inside, "sleep", "600"])
         eventually(lambda: os.readlink(f"/proc/{keeper.pid}/ns/net") == network, "its network is kept")
         self._off[node] = (command, os.open(f"/proc/{daemon}/ns/pid", os.O_RDONLY), keeper)
-        # Stopped first, as by a loss of power: none is to learn of another's end, and to tell of it.
+        # All are stopped first, so that none learns of another's end and reports it, as in a loss of power.
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in [daemon, *(pid for pid in linux.all_pids() if pid != keeper.pid)]:
                 with contextlib.suppress(OSError):
@@ -377,7 +382,7 @@ class Engine:
         keeper.wait()
 
     def clean(self) -> None:
-        """Cancel all jobs, and remove what workers have left that Slurm killed, as the next of the user's would."""
+        """Cancel all jobs, and remove folders of workers that Slurm killed, as the user's next worker would."""
         jobs = self.jobs()
         if jobs:
             self.run("scancel", *jobs, check=False)
@@ -389,19 +394,19 @@ class Engine:
                 remove_unused(str(node)[:-NAMED] + "0" * NAMED)
             return not [*around.glob(f"{UNPACKED}*")]
 
-        if around != Path("/tmp"):  # which others use, too
+        if around != Path("/tmp"):  # other tests use /tmp, too
             eventually(is_swept, "what workers have left that were killed is removed", 20)
 
     def _has_no_groups(self) -> bool:
-        """Remove the control groups that its nodes have made; return whether none is left."""
+        """Remove the control groups that the nodes have made, and return whether none is left."""
         groups = [Path("/sys/fs/cgroup/memory", f"slurm_{name}") for name in self.names]
         for folder in (Path(path) for group in groups for path, _, _ in os.walk(group, topdown=False)):
-            with contextlib.suppress(OSError):  # it still has a process
+            with contextlib.suppress(OSError):  # the group still has a process
                 folder.rmdir()
         return not any(group.exists() for group in groups)
 
     def remove(self) -> None:
-        """End everything, and remove it."""
+        """End all processes of this Slurm, and remove its files."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         for process in [self._process, *self._restarted]:

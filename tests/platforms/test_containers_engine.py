@@ -29,7 +29,7 @@ from tests.support import Run
 
 @pytest.fixture(autouse=True)
 def no_contexts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No settings of the developer's own."""
+    """Hide the developer's own settings of engines from the tests."""
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     for name in ("DOCKER_HOST", "DOCKER_CONTEXT", "CONTAINER_HOST"):
         monkeypatch.delenv(name, raising=False)
@@ -104,7 +104,7 @@ def test_only_what_is_certainly_left_of_this_users_is_swept() -> None:
     mine = owner().split(".")
     gone = [*mine[:-1], str(int(mine[-1]) + 1)]
     assert is_orphaned(".".join(gone))
-    others = [*gone[:2], str(os.getuid() + 1), *gone[3:]]  # whose processes may be out of this one's sight
+    others = [*gone[:2], str(os.getuid() + 1), *gone[3:]]  # this process may not see other users' processes
     for label in (owner(), ".".join(others), ".".join([*gone[:-2], "a", "b"]), "1.2", ""):
         assert not is_orphaned(label)
 
@@ -124,7 +124,7 @@ def test_an_archive_of_files_has_nothing_after_its_end(tmp_path: Path, has_agent
     packed = archive(Run(tmp_path, scratch=tmp_path / "scratch").spec(), setting)
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         last = tar.getmembers()[-1]
-    blocks = -(-last.size // tarfile.BLOCKSIZE) + 2  # those of its content, and the two that end the archive
+    blocks = -(-last.size // tarfile.BLOCKSIZE) + 2  # the blocks of its content, and the two that end the archive
     assert len(packed) == last.offset_data + blocks * tarfile.BLOCKSIZE
 
 

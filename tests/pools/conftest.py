@@ -1,4 +1,4 @@
-"""An endpoint that listens."""
+"""Fixtures of the tests of pools: an endpoint that listens, and checks that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.listening import Listening
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_running(ends_its_guards: None) -> None:
-    """Tests of this folder fail where they leave a guard or a login behind."""
+    """Fail tests of this folder that leave a guard or a login running."""
 
 
 @pytest.fixture
@@ -25,4 +25,4 @@ def endpoint(tmp_path: Path) -> Iterator[Listening]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_in_the_temporary_folder(leaves_no_folders: None) -> None:
-    """Tests of this folder fail where they leave a folder of Muster's behind."""
+    """Fail tests of this folder that leave a folder of Muster's behind."""

@@ -11,7 +11,7 @@ from tests.serve.service import Client, Service, new_keys, serving
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service with two API keys."""
+    """Provide a service with two API keys."""
     folder = tmp_path_factory.mktemp("serve")
     project = folder / "my project"
     project.mkdir()
@@ -21,12 +21,12 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture
 def client(service: Service) -> Client:
-    """A session of its own."""
+    """Return a client of the service, with a session of its own."""
     return Client(service.client_environment())
 
 
 @pytest.fixture
 def other_client(service: Service) -> Client:
-    """A session of a client that has the other key."""
+    """Return a client with the other key."""
     other_key = service.keys.read_text().splitlines()[1]
     return Client({**service.client_environment(), "CDSW_API_KEY": other_key})

@@ -1,4 +1,4 @@
-"""A simulated loop, and a run on it from its folders to its record."""
+"""Fixtures of a simulated event loop, and of a run's whole execution on it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from muster.testing import ScriptedPlatform, SimulatedLoop
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_running(ends_its_guards: None) -> None:
-    """Tests of this folder fail where they leave a guard or a login behind."""
+    """Fail tests of this folder that leave a guard or a login running."""
 
 
 @pytest.fixture

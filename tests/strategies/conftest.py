@@ -1,4 +1,4 @@
-"""Fixtures of the tests of strategies and of what launches them."""
+"""Fixtures of the tests of strategies and their launchers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ ANSWERS = {"Open MPI": "mpiexec (OpenRTE) 4.1.4", "MPICH": "HYDRA build details:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_running(ends_its_guards: None) -> None:
-    """Tests of this folder fail where they leave a guard or a login behind."""
+    """Fail tests of this folder that leave a guard or a login running."""
 
 
 @pytest.fixture
 def mpiexecs(tmp_path: Path) -> dict[str, str]:
-    """Programs that say what they are as the launchers of each MPI do, for machines that have none; path by name."""
+    """Return stand-ins for each MPI's launcher, which only print a version as it does; paths by the MPI's name."""
     paths = {}
     for number, (flavour, answer) in enumerate(ANSWERS.items()):
         path = tmp_path / f"mpiexec{number}"

@@ -1,4 +1,4 @@
-"""Hosts to log in to, which are gone with the test."""
+"""Fixtures of hosts to log in to, which are removed after the test."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tests.workbench.scripted import ScriptedWorkbench, serving
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedWorkbench]:
-    """A workbench that does what the test says; this process is in a session of it."""
+    """Provide a workbench that answers as a test tells it to, and make this process a session on it."""
     workbench = ScriptedWorkbench()
     with serving(workbench) as url:
         for name, value in {

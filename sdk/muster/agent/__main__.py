@@ -1,11 +1,11 @@
 """Entry point of the agent's programs: ``python -I -S .../agent/__main__.py ROLE ARGUMENT``.
 
 Roles: ``guard`` (argument: descriptor of the socket to the platform), ``worker`` (path of its config), ``pool`` (the
-worker's address) and ``entry`` (path of the agent's socket). Its folder is imported as a package of its own, without
-the rest of Muster and without site-packages: that is quick, and works in any interpreter.
+worker's address) and ``entry`` (path of the agent's socket). The folder of this file is imported as a package by
+itself, without the rest of Muster and without site-packages: that is quick, and works in any interpreter.
 
-``template`` (descriptor of the socket to the guard, and more) has site-packages, and ranks are forks of it: there the
-package has a name that no script's module has.
+``template`` (descriptor of the socket to the guard; other arguments follow) has site-packages, and ranks are forks of
+it: there the package is imported under a name that no module of a script has.
 """
 
 import importlib.util
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _load(name: str) -> None:
-    """Import the package in this folder by a name."""
+    """Import the package in this folder under ``name``."""
     folder = os.path.dirname(os.path.abspath(__file__))
     spec = importlib.util.spec_from_file_location(
         name, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]

@@ -1,6 +1,6 @@
-"""Code that makes a container of the workbench a worker: runs the agent, which may not be installed there.
+"""Code that makes a container of the workbench a worker: it runs the agent, which may not be installed there.
 
-It is sent as text, with ``unpacking.py`` above it and a call of ``become_worker`` below it.
+It is sent as text, with ``unpacking.py`` before it and a call of ``become_worker`` after it.
 """
 
 import contextlib
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 def become_worker(unpacked: "ContextManager[str]", config: str) -> None:
-    """Run the agent until it ends, and exit as it did.
+    """Run the agent until it ends, and exit with an error unless its status is 0.
 
     Args:
         unpacked: makes the folder with the agent's package, and removes it.
-        config: path of what the agent must know.
+        config: path of the agent's config.
     """
     with unpacked as folder:
         agent = subprocess.Popen([sys.executable, "-I", "-S", folder + "/agent/__main__.py", "worker", config])
         with contextlib.suppress(ValueError):  # a container that does not run this in its main thread
-            signal.signal(signal.SIGTERM, lambda *_: agent.terminate())  # it ends its processes first, then itself
+            signal.signal(signal.SIGTERM, lambda *_: agent.terminate())  # the agent ends its processes first
         from agent.removal import begin_to_remove_unused  # type: ignore[import-not-found]
 
         begin_to_remove_unused(folder)

@@ -1,6 +1,6 @@
-"""The kernel's count of processes that it has ended for want of memory, in the control group that is this worker's own.
+"""Counts of processes that the kernel has killed for lack of memory in a worker's own control group.
 
-A container engine often does not know: it looks at the first process alone, and some say no even then.
+A container engine often does not know of them: it looks at the first process alone, and some do not even report that.
 """
 
 TYPE_CHECKING = False
@@ -12,9 +12,9 @@ PEAKS = ("/sys/fs/cgroup/memory.peak", "/sys/fs/cgroup/memory/memory.max_usage_i
 
 
 def own_group(mark: str, listing: str = "/proc/self/cgroup", mounted: str = "/sys/fs/cgroup") -> "list[str]":
-    """Return the folder of the group that this process's memory is counted in, where its path has ``mark`` in it.
+    """Return, as a list, the folder of the group that counts this process's memory, if its path contains ``mark``.
 
-    Other groups are shared with who knows whom.
+    The list is empty for any other group, as processes that do not belong to the worker may share it.
     """
     for line in "\n".join(_read([listing])).splitlines():
         _, controllers, path = line.split(":", 2)
@@ -24,14 +24,15 @@ def own_group(mark: str, listing: str = "/proc/self/cgroup", mounted: str = "/sy
 
 
 class MemoryKills:
-    """Tells whether the kernel has ended something since it was last asked."""
+    """Tells whether the kernel has killed processes for lack of memory since the last check."""
 
     @classmethod
     def of(cls, has_cgroup: "Union[bool, str, None]") -> "MemoryKills | None":
-        """Return what looks at this worker's group; None where it has none.
+        """Return an object for this worker's own group; None where it has none.
 
         Args:
-            has_cgroup: True where it sees no other group, as in a container; else what the path of its own has in it.
+            has_cgroup: True where the worker sees only its own group, as in a container; a text that the path of its
+                own group contains; or False or None where it has no group of its own.
         """
         if not isinstance(has_cgroup, str):
             return cls() if has_cgroup else None
@@ -46,12 +47,12 @@ class MemoryKills:
         self._known = self._count()
 
     def has_more(self) -> bool:
-        """Return whether there are more than there were when this was last asked."""
+        """Return whether the count has grown since the last call, or since this object was made."""
         before, self._known = self._known, self._count()
         return self._known > before
 
     def peak(self) -> int:
-        """The most memory that the group has ever had in use, in bytes; 0 where the kernel does not say."""
+        """Return the most memory that the group has ever used, in bytes; 0 where the kernel does not say."""
         return max([int(text) for text in _read(self._peaks) if text.isdigit()], default=0)
 
     def _count(self) -> int:
@@ -60,7 +61,7 @@ class MemoryKills:
 
 
 def _read(paths: "Sequence[str]") -> "list[str]":
-    """The texts of those files that are there."""
+    """Return the contents of those files that can be read."""
     found = []
     for path in paths:
         try:

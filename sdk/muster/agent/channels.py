@@ -14,7 +14,7 @@ class SocketChannel:
     """A channel over a socket.
 
     Attributes:
-        reader, writer: what a loop waits for: to be readable, and to be writable.
+        reader, writer: the sources that an event loop watches until they are readable or writable.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -24,11 +24,11 @@ class SocketChannel:
         self._socket = sock
 
     def receive(self, size: int) -> bytes:
-        """Return what has come; nothing at the end. Raises BlockingIOError where nothing has, or OSError."""
+        """Return received bytes, empty at the end. Raises BlockingIOError if none have arrived, or OSError."""
         return self._socket.recv(size)
 
     def send(self, data: "bytes | bytearray") -> int:
-        """Send as much as goes, and return how much. Raises BlockingIOError where nothing goes, or OSError."""
+        """Send what can be sent now, and return how many bytes. Raises BlockingIOError if none can, or OSError."""
         return self._socket.send(data)
 
     def close(self) -> None:
@@ -37,7 +37,7 @@ class SocketChannel:
 
 
 class PipeChannel:
-    """Two descriptors: one to read from, one to write to."""
+    """A channel over two descriptors: one to read from, one to write to."""
 
     def __init__(self, reader: int, writer: int) -> None:
         os.set_blocking(reader, False)
@@ -47,14 +47,14 @@ class PipeChannel:
         self._reader, self._writer = reader, writer
 
     def receive(self, size: int) -> bytes:
-        """Return what has come; nothing at the end. Raises BlockingIOError where nothing has, or OSError."""
+        """Return received bytes, empty at the end. Raises BlockingIOError if none have arrived, or OSError."""
         return os.read(self._reader, size)
 
     def send(self, data: "bytes | bytearray") -> int:
-        """Send as much as goes, and return how much. Raises BlockingIOError where nothing goes, or OSError."""
+        """Send what can be sent now, and return how many bytes. Raises BlockingIOError if none can, or OSError."""
         return os.write(self._writer, data)
 
     def close(self) -> None:
-        """Close both."""
+        """Close both descriptors."""
         os.close(self._reader)
         os.close(self._writer)

@@ -6,7 +6,7 @@ if TYPE_CHECKING:
 
 
 def sha256(data: bytes = b"") -> "hashlib._Hash":
-    """Return a new hash, of this to begin with."""
+    """Return a new hash object that has hashed ``data``."""
     import hashlib
 
     return hashlib.sha256(data)

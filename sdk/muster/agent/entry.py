@@ -1,9 +1,9 @@
-"""Program that sshd runs for everybody who logs in to a worker (its ``ForceCommand``).
+"""Program that sshd runs for every login to a worker (its ``ForceCommand``).
 
-A rank that horovodrun wants started is asked of the agent, and this process only waits for its end. Any other command,
-such as mpiexec's daemon, is run as usual, in the worker's environment and folder; the agent hears of it if it cannot
-run, or a signal ends it. In both cases the kernel kills this process when its parent, the sshd of this one connection,
-ends; the agent sees that, and ends the rank. Nothing may fork in between.
+A command of horovodrun to start a rank is passed to the agent as a request, and this process only waits for the rank's
+end. Any other command, such as mpiexec's daemon, is run as usual, in the worker's environment and folder; the agent is
+told if it cannot be run, or a signal ends it. In both cases the kernel kills this process when its parent, the sshd of
+this one connection, ends; the agent sees that, and ends the rank. So no other process may be between the two.
 """
 
 import json
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 RANK_COMMAND = re.compile(r"cd (?P<cwd>.*?) > /dev/null 2>&1 ; (?:env )?(?P<rest>[A-Za-z_]\w*=.*)", re.DOTALL)
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 FAILED = 255  # what ssh itself exits with when it fails
-CANNOT_RUN = (126, 127)  # what shells exit with where a program may not be run, or is not there
+CANNOT_RUN = (126, 127)  # what shells exit with if a program may not be run, or is not found
 BY_SIGNAL = 128  # what shells add to the number of a signal
 
 
@@ -52,7 +52,7 @@ def parse_rank(command: str) -> "dict[str, Any] | None":
 
 
 def main(agent_socket: str) -> None:
-    """Serve one login, and exit as what it started did."""
+    """Serve one login, and exit with the status of the rank or command that it started."""
     linux.signal_at_parent_death(signal.SIGKILL)
     command = os.environ.get("SSH_ORIGINAL_COMMAND", "")
     try:
@@ -78,7 +78,7 @@ def main(agent_socket: str) -> None:
 
 
 def _run(command: str, env: "dict[str, str]", cwd: str) -> int:
-    """Run a command in a shell; its exit status, or 128 and the number of the signal that ended it."""
+    """Run a command in a shell; return its exit status, or 128 plus the number of the signal that ended it."""
     if not command:
         sys.stderr.write("muster: a worker runs commands, but has no login shell\n")
         return 1
@@ -110,6 +110,6 @@ def _line(message: "dict[str, Any]") -> bytes:
 
 
 def _peer(connection: socket.socket) -> int:
-    """The id of the process that listens on the other side."""
+    """Return the id of the process that listens at the other end."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", credentials)[0])

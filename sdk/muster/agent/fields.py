@@ -1,4 +1,4 @@
-"""Checks of single values that came from elsewhere. Each takes a value and returns it, or raises ValueError."""
+"""Checks of single values from other processes. Each takes a value and returns it, or raises ValueError."""
 
 import re
 import socket
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     Check = Callable[[Any], Any]
 
-# Patterns: compiled, and kept by ``re``, once one is needed. Most agents need none of them.
+# Patterns. They are compiled, and cached by ``re``, when first used, as most agents need none of them.
 HOST_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252})\Z"
 HOST_KEY = (
     r"(?:ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(?:256|384|521)) [A-Za-z0-9+/]{40,2000}={0,3}\Z"  # no options, no comment
@@ -23,7 +23,7 @@ BIGGEST = 1 << 63
 
 
 def whole(low: int, high: int = BIGGEST) -> "Check":
-    """Check a whole number from ``low`` to ``high``; True and False are none."""
+    """Return a check for whole numbers from ``low`` to ``high``, which refuses True and False."""
 
     def check(value: object) -> int:
         if type(value) is not int or not low <= value <= high:
@@ -34,7 +34,7 @@ def whole(low: int, high: int = BIGGEST) -> "Check":
 
 
 def number(low: float = -1e300, high: float = 1e300) -> "Check":
-    """Check a finite number from ``low`` to ``high``, and return it as a float."""
+    """Return a check for finite numbers from ``low`` to ``high``, which returns them as floats."""
 
     def check(value: object) -> float:
         if type(value) not in (int, float) or not low <= value <= high:  # type: ignore[operator]
@@ -45,19 +45,19 @@ def number(low: float = -1e300, high: float = 1e300) -> "Check":
 
 
 def yes_or_no(value: object) -> bool:
-    """True or False."""
+    """Check a boolean."""
     if type(value) is not bool:
         raise ValueError("true or false")
     return value
 
 
 def optional(check: "Check") -> "Check":
-    """Check None, or what ``check`` takes."""
+    """Return a check that accepts None and whatever ``check`` accepts."""
     return lambda value: None if value is None else check(value)
 
 
 def one_of(*known: str) -> "Check":
-    """Check one of these texts."""
+    """Return a check that accepts only these texts."""
 
     def check(value: object) -> str:
         if type(value) is not str or value not in known:
@@ -68,7 +68,7 @@ def one_of(*known: str) -> "Check":
 
 
 def like(pattern: "str | re.Pattern[str]", what: str) -> "Check":
-    """Check text that a pattern matches."""
+    """Return a check for text that a pattern matches; ``what`` describes such text in the error."""
 
     def check(value: object) -> str:
         if type(value) is not str or not re.match(pattern, value):
@@ -79,7 +79,7 @@ def like(pattern: "str | re.Pattern[str]", what: str) -> "Check":
 
 
 def text(longest: int) -> "Check":
-    """Check text, and cut it where it is longer. Halves of surrogate pairs, which no file takes, are replaced."""
+    """Return a check for text, which cuts it to ``longest`` characters and replaces lone surrogates (``clean``)."""
 
     def check(value: object) -> str:
         if type(value) is not str:
@@ -90,7 +90,7 @@ def text(longest: int) -> "Check":
 
 
 def output(longest: int) -> "Check":
-    """Check output of a process: text in which lone surrogates stand for bytes that are not UTF-8."""
+    """Return a check for output of a process: text in which lone surrogates stand for bytes that are not UTF-8."""
 
     def check(value: object) -> str:
         if type(value) is not str or len(value) > longest:
@@ -105,7 +105,7 @@ def output(longest: int) -> "Check":
 
 
 def items(check: "Check", most: int) -> "Check":
-    """Check a list of at most ``most`` items, each of them checked, and return a tuple."""
+    """Return a check for lists of at most ``most`` items, which checks each item and returns a tuple."""
 
     def check_all(value: object) -> "tuple[Any, ...]":
         if type(value) not in (list, tuple) or len(value) > most:  # type: ignore[arg-type]
@@ -130,7 +130,7 @@ def strings(value: object) -> "dict[str, str]":
 
 
 def host(value: object) -> str:
-    """Check an IP address or a host's name: nothing that means more in a file of ssh's or on a command line."""
+    """Check an IP address or a host name, which has no special meaning in a file of ssh or on a command line."""
     if type(value) is str and re.match(HOST_NAME, value):
         return value
     if type(value) is str and ":" in value and len(value) < 50:
@@ -153,7 +153,7 @@ def relative_path(value: object) -> str:
 
 
 def clean(value: str) -> str:
-    """Return the text with halves of surrogate pairs, which no file takes, replaced."""
+    """Return the text with lone surrogates replaced, as they cannot be written to files."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:

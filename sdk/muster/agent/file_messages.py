@@ -27,10 +27,10 @@ class Put(NamedTuple):
 
 @message("sync", FROM_SESSION, transfer=transfer, place=name, list_place=name, path=relative_path, is_kept=yes_or_no)
 class Sync(NamedTuple):
-    """A folder is to be laid out, whose list is a file that was put before (``project.py``); answered by ``Lacks``.
+    """Order to lay out a folder by a list of its files, which was put before (``project.py``); answered by ``Lacks``.
 
-    ``is_kept``: whether its contents may be kept for later runs.
-    ``Chunk``s of what is missing follow, one stream of all contents, each answered by ``Have``; then ``Synced``.
+    ``is_kept``: whether the contents may be kept for later runs.
+    Then ``Chunk``s of the missing contents follow, all in one stream, each answered by ``Have``; and last ``Synced``.
     """
 
     transfer: int
@@ -42,7 +42,7 @@ class Sync(NamedTuple):
 
 @message("lacks", FROM_AGENT, transfer=transfer, payload=payload)
 class Lacks(NamedTuple):
-    """The contents that are missing: a bit for each content, in the order of the list, the lowest bit first."""
+    """The contents that the worker lacks: a bit for each content, in the order of the list, the lowest bit first."""
 
     transfer: int
     payload: bytes = b""
@@ -50,7 +50,7 @@ class Lacks(NamedTuple):
 
 @message("synced", FROM_AGENT, transfer=transfer, cache=text(4096))
 class Synced(NamedTuple):
-    """The folder has been laid out; where contents are kept for later runs, if they are."""
+    """The folder has been laid out; ``cache`` says where contents are kept for later runs, and is empty if nowhere."""
 
     transfer: int
     cache: str = ""

@@ -220,7 +220,7 @@ class Outgoing:
             os.close(folder)
 
     def hash_slice(self) -> bool:
-        """Hash some of it; return False once all of it is hashed."""
+        """Hash some of the content; return False once all of it is hashed."""
         data = self._read(self._hashed, min(SLICE, self._size - self._hashed))
         self._hash.update(data)
         self._hashed += len(data)

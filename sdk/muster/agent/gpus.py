@@ -1,26 +1,26 @@
-"""Use of a worker's GPUs, read from an ``nvidia-smi`` that runs beside it and prints every few seconds."""
+"""Use of a worker's GPUs, read from an ``nvidia-smi`` that runs beside the agent and prints every few seconds."""
 
 import os
 
 from .loop import Loop
 from .processes import Children, spawn
 
-INTERVAL = 2  # seconds between two of its measurements
+INTERVAL = 2  # seconds between two measurements
 MIB = 1 << 20
 
 
 class GpuMeter:
-    """Listens to ``nvidia-smi``. Parts of a GPU (MIG) cannot be measured like this, and say nothing.
+    """Measures GPUs by ``nvidia-smi``, which reports nothing for parts of a GPU (MIG).
 
     Args:
         loop: the agent's event loop.
         processes: the agent's processes.
         devices: UUIDs of the worker's GPUs.
-        environ: where its ``PATH`` stands.
+        environ: environment of ``nvidia-smi``, with the ``PATH`` in which it is looked up.
 
     Attributes:
-        busy: how many of the GPUs are busy; None where it is not known.
-        memory: bytes of their memory that are in use, by whomever; None where it is not known.
+        busy: how many GPUs are busy, as the sum of their utilizations (0 to 1); None where it is not known.
+        memory: bytes of their memory that are in use, by any process; None where it is not known.
     """
 
     def __init__(self, loop: Loop, processes: Children, devices: "list[str]", environ: "dict[str, str]") -> None:
@@ -56,7 +56,7 @@ class GpuMeter:
         try:
             device, percent, mebibytes = line.split(",")
             self._devices[device] = float(percent) / 100, int(mebibytes) * MIB
-        except ValueError:  # "[N/A]" of a device that does not tell, or a complaint
+        except ValueError:  # "[N/A]" for a device that is not measured, or an error message
             return
         self.busy = sum(busy for busy, _ in self._devices.values())
         self.memory = sum(memory for _, memory in self._devices.values())

@@ -1,6 +1,6 @@
-"""Socket on which a guard answers other processes of the same user than the one that it belongs to.
+"""Socket on which a guard answers processes of its user other than its own session.
 
-They find it by the handles of its workers, which name its process: it listens on an abstract socket of that name.
+They find it by the handles of its workers, which name the guard's process: an abstract socket is named after that.
 """
 
 import os
@@ -19,7 +19,7 @@ LONGEST = 1 << 20  # bytes of a request
 
 
 def guard_address(pid: int, start: int) -> str:
-    """The address of the guard that got ``pid`` at ``start``: an abstract Unix socket, which ends with its process."""
+    """Return the address of the guard that got ``pid`` at ``start``: an abstract socket, which ends with the guard."""
     return "\0muster-guard-{}-{}".format(pid, start)
 
 

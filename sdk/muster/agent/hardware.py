@@ -1,4 +1,4 @@
-"""Resources of the machine that this runs on: cores, memory and GPUs."""
+"""Resources of this machine: cores, memory and GPUs."""
 
 import os
 import re
@@ -11,12 +11,12 @@ CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limi
 
 
 def cores() -> "list[int]":
-    """The CPUs that this process may use."""
+    """Return the CPUs that this process may use."""
     return sorted(os.sched_getaffinity(0))
 
 
 def memory_bytes() -> int:
-    """The machine's physical memory in bytes, or what the container around it may use."""
+    """Return the machine's physical memory in bytes, or the limit of the container around this process, if lower."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([physical] + _cgroup_limits())
 
@@ -35,7 +35,7 @@ def _cgroup_limits() -> "list[int]":
 
 
 def gpus() -> "list[str]":
-    """The UUIDs of the NVIDIA GPUs; of a GPU that is partitioned (MIG), those of its parts."""
+    """Return the UUIDs of the NVIDIA GPUs; of a GPU that is partitioned (MIG), those of its parts."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -43,19 +43,19 @@ def gpus() -> "list[str]":
         listing = subprocess.run(
             [program, "-L"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=QUERY_TIMEOUT, check=True
         )
-    except (OSError, subprocess.SubprocessError):  # a driver that is missing or broken: nothing can be used
+    except (OSError, subprocess.SubprocessError):  # the driver is missing or broken, so no GPU can be used
         return []
     return parse_gpus(listing.stdout.decode("utf-8", "replace"))
 
 
 def parse_gpus(listing: str) -> "list[str]":
-    """The UUIDs in what ``nvidia-smi -L`` prints."""
+    """Return the UUIDs in the output of ``nvidia-smi -L``."""
     found: "list[str]" = []
     for line in listing.splitlines():
         match = GPU_LINE.match(line)
         if not match:
             continue
         if match.group("indent") and found and found[-1].startswith("GPU-"):
-            found.pop()  # the whole GPU that this part, the first of it, belongs to
+            found.pop()  # the whole GPU, of which this is the first part
         found.append(match.group("uuid"))
     return found

@@ -1,7 +1,7 @@
-"""Code that makes a guard of a login to a host, out of what is sent through the login's standard input.
+"""Code that runs a guard in a login to a host, with the agent's package from the login's standard input.
 
-It is sent as text, with ``unpacking.py`` above it, a call of ``become_guard`` below it, and the agent's package behind
-that as a zip.
+It is sent as text, with ``unpacking.py`` before it and a call of ``become_guard`` after it; then follows the package
+as a zip.
 """
 
 import sys
@@ -14,13 +14,17 @@ PREFIX = "muster-host-"
 
 
 def become_guard(unpacked: "Callable[[bytes, str], ContextManager[str]]") -> None:
-    """Run the guard until it ends, in a folder with the agent's package that ``unpacked`` makes, and removes."""
+    """Receive the agent's package, and run the guard until it ends.
+
+    Args:
+        unpacked: makes the folder with the package, and removes it.
+    """
     source = sys.stdin.buffer.raw  # type: ignore[union-attr]
     size = int(source.readline())
     packed = b""
     while len(packed) < size:
         piece = source.read(size - len(packed))
-        if not piece:  # whoever called has gone again
+        if not piece:  # the platform has hung up already
             return
         packed += piece
     with unpacked(packed, PREFIX) as folder:

@@ -31,9 +31,9 @@ CHECK_SECONDS = 0.2
 IDLE_SECONDS = 120.0  # seconds without a request after which a guard without running workers ends
 OTHER_GUARD_SECONDS = 5.0  # how long another guard may take to answer
 LOG_PIECE = 1 << 17  # bytes
-RUN_SECONDS = 15.0  # that a short command may take
-RUN_OUTPUT = 1 << 16  # characters of its output
-CANNOT_RUN = 127  # what a shell exits with in that case
+RUN_SECONDS = 15.0  # how long a short command may take
+RUN_OUTPUT = 1 << 16  # characters of a short command's output
+CANNOT_RUN = 127  # exit status of a shell that cannot run a command
 
 
 class HostGuard(Guard):
@@ -218,7 +218,7 @@ class HostGuard(Guard):
 def _usual_address() -> str:
     """Return the address from which this host connects to most others; empty where it has none."""
     try:
-        return own_address("192.0.2.1")  # an example's, which is nobody's
+        return own_address("192.0.2.1")  # an address reserved for examples, which no host has
     except OSError:
         return ""
 

@@ -1,7 +1,7 @@
-"""Kinds of messages: how one is declared, and how its fields are checked where it comes in.
+"""Kinds of messages: how a kind is declared, and how the fields of a received message are checked.
 
-Each kind is a named tuple; the decorator names its kind on the wire and how each field is checked. Fields that nobody
-knows are ignored, so that a message may grow.
+Each kind is a named tuple; the decorator ``message`` says its name on the wire and how each field is checked. Unknown
+fields are ignored, so that later versions may add fields.
 """
 
 from typing import Any, Callable, Dict, Tuple, Type, TypeVar
@@ -9,11 +9,11 @@ from typing import Any, Callable, Dict, Tuple, Type, TypeVar
 from .fields import number, optional, whole
 
 Check = Callable[[Any], Any]
-# What makes one, its fields with their defaults, and those of them of which one must be there, and no other.
+# The class; name, check and default of each field; and the fields of which exactly one must be given.
 Kind = Tuple[Callable[..., Any], Tuple[Tuple[str, Check, object], ...], Tuple[str, ...]]
 Message = TypeVar("Message", bound="tuple[Any, ...]")
 
-LONGEST_TEXT = 1 << 16  # characters of any text but output
+LONGEST_TEXT = 1 << 16  # characters of any text except output
 LONGEST_OUTPUT = 1 << 17  # characters of output in one message
 LONGEST_NAME = 200
 MOST_METRICS = 200  # in one report
@@ -28,22 +28,29 @@ pid = whole(1, 1 << 31)
 clock = number(0)
 transfer = whole(0)
 offset = whole(0)
-MISSING = object()  # in place of a default
-payload = lambda value: value  # noqa: E731  (the decoder has made sure that these are bytes, and not too many)
+MISSING = object()  # stands for the default of a field that has none
+payload = lambda value: value  # noqa: E731  (the decoder has checked that these are bytes, and how many)
 
 
 class Misfit(ValueError):
-    """A message that makes no sense; says which field, and what it should be."""
+    """A message with a field that is not valid; says which field, and what it must be."""
 
 
 class UnknownKind(Misfit):
-    """A message of a kind that is not known, perhaps one of another version."""
+    """A message of an unknown kind, perhaps of another version."""
 
 
 def message(
     kind: str, *directions: Dict[str, Kind], either: Tuple[str, ...] = (), **checks: Check
 ) -> Callable[[Type[Message]], Type[Message]]:
-    """Declare a kind of message, who may send it, how its fields are checked, and of which one must be there alone."""
+    """Declare a named tuple as a kind of message.
+
+    Args:
+        kind: its name on the wire.
+        directions: the tables of kinds to add it to, such as ``FROM_AGENT``.
+        either: names of fields of which exactly one must be given.
+        checks: the check of each field, by the field's name.
+    """
 
     def declare(made: Type[Message]) -> Type[Message]:
         defaults = getattr(made, "_field_defaults", {})
@@ -59,19 +66,19 @@ def message(
 
 
 def read(fields: "dict[str, Any]", kind: str, known: Dict[str, Kind]) -> Any:
-    """Check the fields of a message of this kind, and return it. Raises Misfit, or UnknownKind if it is not known."""
+    """Check the fields of a message of this kind, and return it. Raises Misfit, or UnknownKind if not in ``known``."""
     if kind not in known:
         raise UnknownKind("unknown kind {!r}".format(kind[:50]))
     make, checks, either = known[kind]
     values: "list[Any]" = []
     for field, check, default in checks:
         value = fields.get(field, default)
-        if value is default and value is not MISSING:  # so it is in most fields of most messages
+        if value is default and value is not MISSING:  # as in most fields of most messages
             values.append(value)
             continue
         try:
             values.append(check(None if value is MISSING else value))
-        except (TypeError, ValueError, OverflowError) as error:  # its value is not told: it may be a secret, or long
+        except (TypeError, ValueError, OverflowError) as error:  # the value is left out: it may be secret, or long
             raise Misfit("{} of {} must be {}".format(field, kind, error)) from None
     made = make(*values)
     if either and [getattr(made, field) is None for field in either].count(False) != 1:

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Mapping
 
-CANNOT_START = 127  # what a shell exits with in that case
+CANNOT_START = 127  # exit status of a shell that cannot start a program
 LOG = "launcher.log"
 COMMAND = "command.json"
 AT_ONCE = 16  # messages with output, of 64 KiB each
@@ -72,12 +72,12 @@ class LauncherHere:
             self._send(wire.LauncherExited(CANNOT_START))
 
     def stop(self, order: wire.StopLauncher) -> None:
-        """Ask it to end, and kill it when its time is over."""
+        """Ask the launcher to end, and kill it once its grace period is over."""
         if self.child is not None:
             self._processes.end(self.child, order.grace, "stopped")
 
     def tell(self, most: int = AT_ONCE) -> None:
-        """Send its output since the last call."""
+        """Send the launcher's output since the last call."""
         if self._log is None:
             return
         for _ in range(min(self._log.unread(), most)):

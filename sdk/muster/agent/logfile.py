@@ -59,7 +59,7 @@ class LogFile:
         return self._decoder.decode(self._reader.read(CHUNK))
 
     def size(self) -> int:
-        """Its size in bytes."""
+        """Return the log's size in bytes."""
         return os.fstat(self.descriptor).st_size
 
     def unread(self) -> int:

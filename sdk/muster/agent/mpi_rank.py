@@ -1,10 +1,11 @@
-"""Program that mpiexec starts in a rank's place: it has the agent start the rank, and ends as the rank does.
+"""Program that mpiexec starts in place of a rank: it has the agent start the rank, and ends as the rank does.
 
     mpi_rank.py PROGRAM [ARGUMENT...]
 
-So a rank is the agent's own child, with its exact end, limits, log and stacks, as it is with every other launcher. What
-mpiexec gave to this process goes on to the rank: the environment, the cores it is bound to, and the descriptor over
-which MPICH's ranks meet. When mpiexec ends this process the agent sees it hang up, and ends the rank.
+Thus each rank is a child of the agent, as with every other launcher: the agent knows exactly how it ends, and provides
+its limits, log and stacks. What mpiexec gave to this process is passed on to the rank: the environment, the cores that
+it is bound to, and the descriptor over which MPICH's ranks meet. When mpiexec ends this process, the agent sees the
+connection end, and ends the rank.
 
 Standard library only and Python 3.6 syntax; it is copied beside muster.training and imports nothing of Muster.
 """
@@ -20,15 +21,15 @@ import sys
 RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")  # Open MPI, MPICH, and any launcher that speaks PMIx
 DESCRIPTOR = "PMI_FD"
 PR_SET_PDEATHSIG = 1
-FAILED = 127  # what a shell exits with when it cannot start a program
+FAILED = 127  # exit status of a shell that cannot start a program
 
 
 def main(argv):
     # type: (list[str]) -> None
-    """Ask for the rank, wait for its end, and end likewise."""
+    """Have the agent start the rank, wait for its end, and exit with its status."""
     rank = given_rank()
     parent = os.getppid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # mpiexec's daemon gone, nobody would end the rank
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # without mpiexec's daemon, nobody would end the rank
     if os.getppid() != parent:
         sys.exit(FAILED)
     try:
@@ -47,7 +48,7 @@ def main(argv):
 
 def given_rank():
     # type: () -> str
-    """This process's number among all, which its launcher has put into the environment."""
+    """Return the rank that the launcher has put into this process's environment; exit where there is none."""
     for name in RANK:
         if name in os.environ:
             return os.environ[name]
@@ -60,7 +61,7 @@ def given_rank():
 
 def ask(agent, argv, rank):
     # type: (socket.socket, list[str], str) -> None
-    """Send what the agent needs to start the rank."""
+    """Send the agent the request to start the rank."""
     request = {
         "type": "rank",
         "rank": int(rank),

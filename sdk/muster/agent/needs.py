@@ -1,4 +1,4 @@
-"""A look at the interpreter that is to run scripts on a worker, where the session cannot look itself."""
+"""Checks of a worker's interpreter, packages and GPUs, where the session cannot check them itself."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 OLDEST = [3, 6]
-PROBE_SECONDS = 60  # which a cold disk may take
+PROBE_SECONDS = 60  # which a start of Python from a cold disk may take
 PROBE = """
 import importlib.util, json, sys
 def is_there(name):
@@ -21,9 +21,9 @@ print(json.dumps([list(sys.version_info[:3]), [name for name in sys.argv[1:] if 
 
 
 def lacking_gpus(wanted: int, environ: "dict[str, str]") -> str:
-    """Return, in words, which GPUs this worker was to have and does not see; nothing where it sees them all.
+    """Return, in words, how many GPUs this worker sees, if fewer than ``wanted``; empty where it sees enough.
 
-    Some backends take the order for a GPU and start without one.
+    Some backends accept a request for GPUs, and start a worker without them.
     """
     try:
         listing = subprocess.check_output(["nvidia-smi", "-L"], timeout=PROBE_SECONDS, env=environ)
@@ -36,11 +36,11 @@ def lacking_gpus(wanted: int, environ: "dict[str, str]") -> str:
 
 
 def what_lacks(needs: "dict[str, Any]", environ: "dict[str, str]") -> str:
-    """Return, in words, what this worker lacks of what its script needs; nothing where it has everything.
+    """Return, in words, which of its script's needs this worker does not meet; empty where it meets them all.
 
     Args:
-        needs: ``python``, path or name of the interpreter; ``packages`` that it must have; ``version`` that it must be
-            of (major and minor), or None.
+        needs: ``python``, path or name of the interpreter; ``packages`` that it must have; and ``version``, its
+            required version (major and minor), or None.
         environ: the worker's environment.
     """
     python = needs["python"]

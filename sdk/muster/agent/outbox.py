@@ -16,10 +16,10 @@ MOST_KEPT = 1 << 24  # bytes
 
 
 class Outbox:
-    """The messages that were sent: they are numbered, and kept until they have arrived.
+    """The messages that this side has sent, which are numbered, and kept until they have arrived.
 
     Attributes:
-        size: bytes that are kept.
+        size: bytes of the messages that are kept.
     """
 
     def __init__(self) -> None:
@@ -42,10 +42,10 @@ class Outbox:
         return data
 
     def has(self, number: int) -> None:
-        """Drop all messages up to this number: the other side has them.
+        """Drop all messages up to this number, as the other side has acknowledged them.
 
         Raises:
-            frames.ProtocolError: so much was never sent, or it had more before.
+            frames.ProtocolError: no such message was sent, or a later one was acknowledged before.
         """
         if not (self._kept[0][0] if self._kept else self._last + 1) - 1 <= number <= self._last:
             raise frames.ProtocolError("what has arrived is not what was sent")
@@ -53,16 +53,16 @@ class Outbox:
             self.size -= len(self._kept.popleft()[1])
 
     def rest(self) -> bytes:
-        """Return the messages that the other side is not known to have, to be sent again."""
+        """Return the encoded messages that the other side has not acknowledged, to be sent again."""
         return b"".join(data for _, data in self._kept)
 
 
 class Inbox:
-    """Tells new messages from repeated ones.
+    """The messages that this side has received: tells new ones from repeated ones.
 
     Attributes:
-        received: number of the last one that was.
-        is_told: whether the other side has been told so.
+        received: number of the last message received.
+        is_told: whether that number has been acknowledged.
     """
 
     def __init__(self) -> None:
@@ -70,10 +70,10 @@ class Inbox:
         self.is_told = True
 
     def is_new(self, fields: "dict[str, Any]") -> bool:
-        """Return whether a message is to be taken: it has no number, or the next.
+        """Return whether a message is new: it has the next number, or none.
 
         Raises:
-            frames.ProtocolError: one has been left out.
+            frames.ProtocolError: a message before this one is missing.
         """
         number = fields.get("n")
         if number is None:
@@ -87,7 +87,7 @@ class Inbox:
         return True
 
     def acknowledgement(self) -> "wire.Ack | None":
-        """Return the acknowledgement to send now; None where there is nothing new."""
+        """Return the acknowledgement to send now; None if there is nothing new to acknowledge."""
         if self.is_told:
             return None
         self.is_told = True

@@ -105,5 +105,5 @@ def _merged(held: wire.Progress, report: wire.Progress) -> wire.Progress:
 
 
 def _newest(metrics: "dict[str, float] | None") -> "dict[str, float] | None":
-    """Return the newest of the numbers, as many as fit into one report."""
+    """Return the newest metrics, as many as fit into one report."""
     return metrics and dict(list(metrics.items())[-MOST_METRICS:])

@@ -19,14 +19,14 @@ class PartFile:
     """A file that arrives in pieces. Nothing is opened before ``open`` is called.
 
     Args:
-        root: the folder that it may not leave.
-        parts: its path in that folder, in parts.
+        root: the folder that the file's path may not leave.
+        parts: the parts of its path in that folder.
         size, sha256: the announced size and hash.
         sender: name of the sender, so that two senders of files with one name and content do not share a part file.
 
     Attributes:
-        offset: how many bytes of it are there, and hashed.
-        is_finished: whether all of it is there, under its final name.
+        offset: how many bytes have arrived, and are hashed.
+        is_finished: whether the whole file is there, under its final name.
     """
 
     def __init__(self, root: str, parts: "list[str]", size: int, sha256: str, sender: str = "") -> None:

@@ -65,7 +65,7 @@ def settle(config: "dict[str, Any]", around: str) -> "dict[str, Any]":
     if "scratch" not in places:
         import tempfile  # only here, as every launch waits for a guard's imports
 
-        places["scratch"] = tempfile.mkdtemp(prefix="", dir=around)  # short, as sockets in it have long paths else
+        places["scratch"] = tempfile.mkdtemp(prefix="", dir=around)  # short, to keep the paths of sockets in it short
     for place in ("library", "run", "project"):
         places.setdefault(place, os.path.join(places["scratch"], place))
         os.makedirs(places[place], 0o700, exist_ok=True)

@@ -1,7 +1,7 @@
 """First program of a worker that is a pod of Kubernetes: unpacks the agent, runs it, and ends as it does.
 
-It is the pod's first process. Its folder of secrets has the agent's source as a zip, and the config; it cannot be
-written to, and so the config is copied to where the agent takes it away.
+It is the pod's first process. The pod's folder of secrets has the agent's source as a zip, and the config. That folder
+is read-only, so the config is copied to a folder from which the agent can remove it.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-DIAL_AGAIN_SECONDS = 1.0  # after which the session is dialled again, where it could not be
+DIAL_AGAIN_SECONDS = 1.0  # between two attempts to dial the session
 
 
 def main(secrets: str, home: str) -> int:
@@ -42,24 +42,26 @@ def main(secrets: str, home: str) -> int:
     with open(path, "w") as file:
         json.dump(config, file)
     agent = subprocess.Popen([sys.executable, "-I", "-S", os.path.join(home, "agent", "__main__.py"), "worker", path])
-    signal.signal(signal.SIGTERM, lambda *_: agent.terminate())  # it ends its processes first, then itself
+    signal.signal(signal.SIGTERM, lambda *_: agent.terminate())  # the agent ends its processes first
     status = agent.wait()
-    if not config["session"]:  # that has had the log already
+    if not config["session"]:  # a session has received the log already
         _print_log(config["log"])
     return status if status >= 0 else 128 - status
 
 
 def _way(session: "dict[str, Any]", path: str) -> "dict[str, Any]":
-    """Return what the agent dials: the session where that answers, or else the end of a tunnel to it.
+    """Return the address that the agent is to dial instead of the session's; empty where the session itself answers.
+
+    That address is the pod's end of a tunnel to the session.
 
     Args:
-        session: where it is, and its certificate.
-        path: of the socket at which a tunnel is asked for.
+        session: the session's address and certificate.
+        path: path of the socket at which programs that carry the tunnel connect.
     """
     from agent.connection import trouble_with  # type: ignore[import-not-found]
     from agent.pod_tunnel import DIAL_SECONDS, HERE, PATIENCE, TunnelEnd  # type: ignore[import-not-found]
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # of a first process it would be ignored
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which a pod's first process ignores by default
     trouble = trouble_with(session, DIAL_SECONDS) if session["host"] != HERE else "it cannot be dialled from here"
     if not trouble:
         return {}
@@ -79,7 +81,7 @@ def _way(session: "dict[str, Any]", path: str) -> "dict[str, Any]":
 
 
 def _print_log(log: str) -> None:
-    """Print a log, older part first: what a pod has printed can be had after its end."""
+    """Print a log, its older part first, as a pod's output can be read after its end."""
     for path in (log + ".1", log):
         with contextlib.suppress(OSError), open(path, "rb") as file:
             shutil.copyfileobj(file, sys.stdout.buffer)

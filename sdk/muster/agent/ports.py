@@ -1,7 +1,7 @@
 """Loopback addresses for workers, and free TCP ports that stay free until a worker's own process takes them.
 
 A held port is a wildcard socket that is bound with ``SO_REUSEADDR`` and never listens. TensorFlow and gRPC, which set
-the same option, still bind and listen on it, while everybody who looks for a free port gets another one.
+the same option, can still bind to it and listen, while programs that look for a free port get another one.
 """
 
 import os
@@ -9,20 +9,20 @@ import socket
 
 
 def random_loopback_address() -> str:
-    """A random address of the loopback interface, away from 127.0.0.0/16, which other programs use."""
+    """Return a random address of the loopback interface, outside of 127.0.0.0/16, which other programs use."""
     second, third, fourth = os.urandom(3)
     return "127.{}.{}.{}".format(1 + second % 254, third, 1 + fourth % 254)
 
 
 def free_port(address: str) -> int:
-    """A TCP port that nobody listens on at this address; somebody may take it at any time."""
+    """Return a TCP port that is free at this address; another program may take it at any time."""
     with socket.socket() as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
 
 
 class PortHold:
-    """One held port. It stays held until ``close``."""
+    """A held port, which stays held until ``close``."""
 
     def __init__(self, number: int, holder: socket.socket, claim: socket.socket) -> None:
         self.number = number
@@ -38,7 +38,7 @@ def hold_ports(count: int, port_range: "tuple[int, int] | None" = None) -> "list
     """Find ``count`` free ports, within ``port_range`` (first and last) where it is given, and hold them.
 
     Raises:
-        OSError: there are not so many.
+        OSError: there are too few.
     """
     held: "list[PortHold]" = []
     for number in _candidates(count, port_range):
@@ -58,10 +58,10 @@ def hold_ports(count: int, port_range: "tuple[int, int] | None" = None) -> "list
 def _candidates(count: int, port_range: "tuple[int, int] | None") -> "list[int]":
     if port_range is None:
         return [0] * (count + 100)  # 0: the kernel chooses
-    import random  # which few agents need
+    import random  # only here, as few agents need it
 
     numbers = list(range(port_range[0], port_range[1] + 1))
-    random.shuffle(numbers)  # clusters that start together then rarely try the same one
+    random.shuffle(numbers)  # so that clusters that start together rarely try the same port
     return numbers
 
 
@@ -72,8 +72,8 @@ def _hold(number: int) -> "PortHold | None":
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("", number))
         number = holder.getsockname()[1]
-        # SO_REUSEADDR would let two holders share a port. A name in the abstract namespace has one owner only, exists
-        # once per network namespace as ports do, and goes with its process.
+        # SO_REUSEADDR would let two holders share a port. A name in the abstract namespace has only one owner, exists
+        # once per network namespace, as ports do, and is released when its process ends.
         claim.bind("\0muster-port-{}".format(number))
     except OSError:
         holder.close()

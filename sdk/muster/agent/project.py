@@ -318,7 +318,7 @@ class Cache:
         found = []
         try:
             names = os.listdir(self.folder)
-        except OSError:  # somebody has removed it meanwhile
+        except OSError:  # another process has removed it meanwhile
             return
         for name in names:
             with contextlib.suppress(OSError):  # another worker has removed it

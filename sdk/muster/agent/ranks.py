@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 HANG_UP_DELAY = 0.2  # seconds in which a rank without its launcher may end by itself, as it may have been told to
 CANCEL_GRACE = 1.0  # seconds between SIGTERM and SIGKILL after that
-CANNOT_START = 127  # exit status of a shell in that case
+CANNOT_START = 127  # exit status of a shell that cannot start a program
 DESCRIPTOR = struct.Struct("i")
 MOST_RANKS = 1 << 24
 MOST_SILENT = 64  # connections without a request

@@ -7,7 +7,7 @@ from .kinds import LONGEST_NAME, LONGEST_TEXT, MOST_METRICS, REPORTS, clock, mes
 
 
 def _metrics(value: Any) -> Dict[str, float]:
-    """Numbers by name; those that JSON has no word for come as text, such as "NaN"."""
+    """Check numbers by name, and return them as floats; those that JSON lacks are sent as text, such as "NaN"."""
     if type(value) is not dict or len(value) > MOST_METRICS:
         raise ValueError("at most {} numbers by name".format(MOST_METRICS))
     found = {}

@@ -173,7 +173,7 @@ def run_task(target, arguments):
         if spec is None or spec.loader is None:
             raise ImportError("{} is no Python source file".format(target))
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # what it defines can be pickled then
+        sys.modules[name] = module  # so that objects of its classes and functions can be pickled
         spec.loader.exec_module(module)
     else:
         sys.path[0] = os.getcwd()

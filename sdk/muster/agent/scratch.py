@@ -1,4 +1,4 @@
-"""Removing a worker's scratch folder, and with the last of a session also the run's folder around it."""
+"""Removal of a worker's scratch folder, and of the run's folder around it once that is no longer needed."""
 
 import contextlib
 import os
@@ -11,24 +11,25 @@ PREFIX = "muster-"  # begins the name of a run's scratch folder
 
 
 def remove_scratch(scratch: str, session: "tuple[int, int] | None") -> None:
-    """Remove a worker's scratch folder; where the session is gone, also the run's own folder that it lies in.
+    """Remove a worker's scratch folder; also the run's own folder around it, if the session is gone.
 
     Args:
-        scratch: the folder.
-        session: process id and start time of the session; None where it runs on another machine.
+        scratch: the worker's scratch folder.
+        session: process id and start time of the session; None where it runs on another machine: then the run's
+            folder is removed if it is empty.
     """
     remove_folder(scratch)
     around = os.path.dirname(scratch)
     if session is None:
         with contextlib.suppress(OSError):
             if _is_private(around):
-                os.rmdir(around)  # which fails where another worker of the run is here
+                os.rmdir(around)  # fails while another worker of the run has a folder in it
     elif not linux.is_running(*session) and _is_private(around):
         remove_folder(around)
 
 
 def _is_private(folder: str) -> bool:
-    """Return whether a folder is a run's and nobody else's: named as such, ours, and closed to others."""
+    """Return whether a folder is a run's own, by its name, and belongs to this user, with no access for others."""
     try:
         found = os.lstat(folder)
     except OSError:

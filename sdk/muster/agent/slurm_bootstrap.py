@@ -1,7 +1,7 @@
-"""Code that makes a worker of a task of Slurm's: says where it is, and runs the agent until that ends.
+"""Code that makes a Slurm task a worker: it reports where the task runs, and runs the agent until that ends.
 
-It is sent as text, with ``unpacking.py`` above it and a call of ``become_worker`` below it. What a task tells its
-platform goes into a file of its own in the submission's folder, before its agent adds to that.
+It is sent as text, with ``unpacking.py`` before it and a call of ``become_worker`` after it. Each task reports to its
+platform in a file of its own in the submission's folder, to which its agent adds later.
 """
 
 import contextlib
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 
 
 def become_worker(unpacked: "ContextManager[str]", folder: str, session: str) -> None:
-    """Run the agent of this task until it ends, and exit as it did.
+    """Run the agent of this task until it ends, and exit with status 1 if it failed, otherwise 0.
 
     Args:
         unpacked: makes the folder with the agent's package, and removes it.
-        folder: of the submission.
-        session: the session's address, by the route to which this node's address is chosen.
+        folder: the submission's folder.
+        session: the session's address; the route to it decides which address of this node is used.
     """
     path = "{}/worker-{}".format(folder, os.environ["SLURM_PROCID"])
-    agents = []  # type: list[int]  # its agent's process id, once that has started
-    early = []  # type: list[bool]  # requests to end before that
+    agents = []  # type: list[int]  # the agent's process id, once it has started
+    early = []  # type: list[bool]  # not empty after a request to end before that
 
     def end(*_: object) -> None:
         if agents:
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
+            with contextlib.suppress(ProcessLookupError):  # the agent has just ended
                 os.kill(agents[0], signal.SIGTERM)  # it ends its processes first, then itself
         else:
             early.append(True)
 
     signal.signal(signal.SIGCONT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, end)  # before anybody can know whom to send it to
+    signal.signal(signal.SIGTERM, end)  # before this process's id is reported
     with unpacked as package:
         address = address_towards(session)
         node, step = os.environ.get("SLURMD_NODENAME", ""), os.environ.get("SLURM_STEP_ID", "")
@@ -50,11 +50,11 @@ def become_worker(unpacked: "ContextManager[str]", folder: str, session: str) ->
 
         begin_to_remove_unused(package)
         status = status_of(agents[0])
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # only the folder is left to be removed
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing is left to do except to remove the folder
         if status < 0:
             reason = "Its agent was ended by signal {}.".format(-status)
             tell(path, status="failed", exit_code=None, signal=-status, reason=reason)
-        elif status and os.path.exists(path + ".stop"):  # its config may have been taken back before it could read it
+        elif status and os.path.exists(path + ".stop"):  # its config may have been withdrawn before it was read
             tell(path, status="stopped", exit_code=None, signal=None, reason=None)
     sys.exit(1 if status else 0)
 
@@ -63,8 +63,8 @@ def start_agent(config: str, environ: "dict[str, str]") -> int:
     """Fork the agent, which spares it an interpreter's start and most imports, and return its process id.
 
     Args:
-        config: path of what it must know.
-        environ: its environment.
+        config: path of the agent's config.
+        environ: the agent's environment.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the agent, which unblocks it, is ready
     pid = os.fork()
@@ -91,25 +91,25 @@ def start_agent(config: str, environ: "dict[str, str]") -> int:
 
 
 def status_of(pid: int) -> int:
-    """Wait for the end of a process, and return its status; a signal that ended it as a negative number."""
+    """Wait for the end of a process, and return its exit status, or the negative number of the signal that ended it."""
     _, status = os.waitpid(pid, 0)
     return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def tell(path: str, **news: object) -> None:
-    """Add a line to what the platform reads of this task."""
+    """Append a line to the file that the platform reads about this task."""
     with os.fdopen(os.open(path + ".news", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as file:
         file.write(json.dumps(news).encode() + b"\n")
 
 
 def environment(address: str) -> "dict[str, str]":
-    """The task's environment, without what makes launchers of MPI believe that Slurm is to start their ranks."""
+    """Return the worker's environment: the task's, without variables that make MPI launchers start ranks by Slurm."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PMI_", "PMIX_"))}
     return dict(kept, MUSTER_ADDRESS=address, MUSTER_SLURM_JOB_ID=os.environ.get("SLURM_JOB_ID", ""))
 
 
 def address_towards(other: str) -> str:
-    """The address that this node shows to ``other``."""
+    """Return the address from which this node connects to ``other``."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((other, 9))  # sends nothing; the kernel only chooses a route
         return str(probe.getsockname()[0])

@@ -93,7 +93,7 @@ class Sshd:
         self.host_key = public_part(config["ssh"]["host_key"])
 
     def start(self) -> None:
-        """Start it, without waiting until it listens. Raises OSError where it cannot be started at all."""
+        """Start sshd, without waiting until it listens. Raises OSError where it cannot be started at all."""
         if self._config["sshd"] is None:
             raise OSError("it has no sshd: its image needs openssh-server")
         try:

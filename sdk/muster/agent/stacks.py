@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 PREFIX = "stacks-"
 DELAY = 0.5  # seconds that a process gets to write, each way
 CHECKS = 5  # checks of the file in that time, as most processes write at once
-# Bytes of one process: what a message takes, less what is said of the rest. More would need several messages, and is
-# not worth them: a thread has a hundred calls at most, some ten kilobytes, and the main thread's are the first.
+# Bytes of one process's stacks: as many as fit into a message, less a note about what is cut. Several messages are not
+# worth it: of a thread at most a hundred calls are shown, some ten kilobytes, and the main thread comes first.
 LARGEST = (1 << 16) - 200
 REPLACED = "Process {} has become another program, which tells no Python stacks.\n"
 SILENT = "Process {} does not answer: it is stuck, and does not catch the signal that would have it tell its stacks.\n"
@@ -34,7 +34,7 @@ def ask_for_stacks(loop: Loop, scratch: str, on_stacks: "Callable[[int, str], ob
     own = set(linux.descendants(os.getpid(), linux.snapshot()))
     try:
         names = os.listdir(scratch)
-    except OSError:  # a script may have removed the folder: nobody is there to be asked
+    except OSError:  # a script may have removed the folder, and with it all sockets
         return
     for name in names:
         pid = int(name[len(PREFIX) :]) if name.startswith(PREFIX) and name[len(PREFIX) :].isdigit() else 0
@@ -61,7 +61,7 @@ def _ask(loop: Loop, pid: int, path: str, on_stacks: "Callable[[int, str], objec
             question.setblocking(False)
             with contextlib.suppress(BlockingIOError):  # it has not even read earlier questions
                 question.sendto(b"?", path + ".sock")
-    except OSError:  # nobody has that socket any more
+    except OSError:  # the process with that socket is gone
         on_stacks(pid, REPLACED.format(pid))
     else:
         loop.call_later(DELAY / CHECKS, lambda: check(CHECKS))

@@ -311,7 +311,7 @@ class Command(Stream):
             self._watch(source)
 
     def resize(self, rows: int, columns: int) -> None:
-        """Set the size of its terminal."""
+        """Set the size of the command's terminal."""
         import fcntl
         import struct
         import termios
@@ -351,7 +351,7 @@ class Command(Stream):
             return
         if sink in self._sources:  # a terminal: it stays open for reading
             with contextlib.suppress(OSError):
-                os.write(sink, b"\x04")  # as somebody there would end the input
+                os.write(sink, b"\x04")  # Ctrl-D, as a user would end the input
         else:
             self._loop.forget(sink)
             os.close(sink)

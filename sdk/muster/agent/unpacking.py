@@ -1,7 +1,7 @@
-"""Code that puts the agent onto a machine where it is not installed: into a folder that goes with whoever uses it.
+"""Code that unpacks the agent on a machine where it is not installed, into a folder that is removed after its use.
 
-It is sent as text, with what uses the folder below it. As long as that runs the folder is locked, by which others see
-that it is in use; what one that was killed has left is removed by the next (``removal.remove_unused``).
+It is sent as text, followed by the code that uses the folder. While that runs, the folder is locked, which shows others
+that it is in use. If the process is killed, the next one removes the folder (``removal.remove_unused``).
 """
 
 import sys
@@ -22,25 +22,26 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterator
 
-LONGEST = 40  # characters of the path around it: sockets inside need paths of less than 108
+LONGEST = 40  # characters of the path of the folder around it: paths of sockets inside must be shorter than 108
 TROUBLE = "muster: the agent cannot be put into {}: {}"
 
 
 @contextlib.contextmanager
 def unpacked(packed: bytes, prefix: str) -> "Iterator[str]":
-    """The folder, mode 0700, with the agent's package in it; removed with all that is in it by then.
+    """Provide a folder, mode 0700, with the agent's package in it; remove it at the end, with all of its contents.
 
     Args:
         packed: the package, as a zip.
-        prefix: what the folder's name begins with.
+        prefix: the beginning of the folder's name.
 
     Raises:
-        SystemExit: it cannot be made.
+        SystemExit: the folder cannot be made.
     """
     around = tempfile.gettempdir()
     if len(around) > LONGEST or " " in around:
         around = "/tmp"
-    # Folders may be shared with other machines, whose locks are not seen on every file system: theirs have other names.
+    # The folder around it may be shared with other machines, whose locks not every file system shows; so the names of
+    # their folders begin with another prefix.
     prefix += "{:08x}-".format(zlib.crc32(os.uname().nodename.encode()))
     try:
         folder, lock = _make_folder(prefix, around)
@@ -59,12 +60,12 @@ def unpacked(packed: bytes, prefix: str) -> "Iterator[str]":
 
 
 def _make_folder(prefix: str, around: str) -> "tuple[str, int]":
-    """A new folder, and a descriptor of it that holds its lock."""
+    """Make a folder, and return its path and a descriptor of it that holds its lock."""
     while True:
         folder = tempfile.mkdtemp(prefix=prefix, dir=around)
-        with contextlib.suppress(FileNotFoundError):  # somebody has swept it before it was locked
+        with contextlib.suppress(FileNotFoundError):  # another process removed it as unused before it was locked
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            with contextlib.suppress(OSError):  # of a file system without locks nothing is swept either
+            with contextlib.suppress(OSError):  # without locks, nothing is removed as unused either
                 fcntl.flock(lock, fcntl.LOCK_SH)
             if os.path.isdir(folder):
                 return folder, lock
@@ -74,7 +75,7 @@ def _make_folder(prefix: str, around: str) -> "tuple[str, int]":
 def _remove(folder: str) -> None:
     try:
         from agent.removal import remove_folder  # type: ignore[import-not-found]
-    except ImportError:  # it was never unpacked, so that there are no scripts' files either
+    except ImportError:  # it was not unpacked, so no script has left files here
         shutil.rmtree(folder, ignore_errors=True)
     else:
         remove_folder(folder)

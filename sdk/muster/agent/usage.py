@@ -68,7 +68,7 @@ class UsageMeter:
         self._ticks = ticks
         self._measured_at = now
         memory = sum(found.rss for found in stats)
-        if memory:  # else all have ended, and the last report remains visible
+        if memory:  # otherwise all have ended, and the last report remains visible
             self._report(round(cpu, 3), memory)
 
     def check(self) -> None:
@@ -93,8 +93,8 @@ class UsageMeter:
         return self._shared_memory
 
     def _own(self, everything: "dict[int, linux.Stat]") -> "list[int]":
-        # Without processes of commands and logins in this worker, above all the guard of a pool's runs, whose agents
-        # have their own limits.
+        # Processes of commands and logins in this worker do not count: above all not the guard of a pool's runs, whose
+        # agents have their own limits.
         others = {
             pid for service in self._processes.services for pid in (service, *linux.descendants(service, everything))
         }

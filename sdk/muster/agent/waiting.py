@@ -47,16 +47,19 @@ def _awaited(pid: int) -> str:
         if int(number) not in READS.get(os.uname().machine, ()):
             return ""
         return os.readlink("/proc/{}/fd/{}".format(pid, int(descriptor, 16)))[len("socket:[") : -1]
-    except (OSError, ValueError):  # it runs, or is gone
+    except (OSError, ValueError):  # the process runs, or is gone
         return ""
 
 
 def _connection(row: "list[str]", is_awaited: bool) -> "wire.Connection":
-    """A row of the kernel's table: local and remote address, state, queues, timer and retransmissions."""
+    """Return the connection in a row of the kernel's table.
+
+    The row has the local and remote address, state, queues, timer and retransmissions.
+    """
     unsent, _, unread = row[4].partition(":")
-    is_closed = row[3] == CLOSE_WAIT  # the end of the connection is something to read as well
+    is_closed = row[3] == CLOSE_WAIT  # the end of the connection can be read, too
     timer = row[5].partition(":")[0] if int(unsent, 16) else ""
-    attempts = {"01": int(row[6], 16), "04": int(row[8])}.get(timer, 0)  # sent again, and asked whether there is room
+    attempts = {"01": int(row[6], 16), "04": int(row[8])}.get(timer, 0)  # retransmissions, or probes of a full receiver
     unanswered = attempts if attempts >= RETRANSMITS else 0
     return wire.Connection(
         _address(row[1]), _address(row[2]), int(unread, 16) or int(is_closed), unanswered, is_awaited
@@ -64,7 +67,7 @@ def _connection(row: "list[str]", is_awaited: bool) -> "wire.Connection":
 
 
 def _address(field: str) -> str:
-    """``0100007F:1F90`` -> ``127.0.0.1:8080``; of IPv6 the words as the kernel shows them."""
+    """Return ``127.0.0.1:8080`` for ``0100007F:1F90``; an IPv6 address stays as the kernel shows it."""
     host, _, port = field.partition(":")
     if len(host) == 8:
         host = ".".join(str(int(host[start : start + 2], 16)) for start in (6, 4, 2, 0))

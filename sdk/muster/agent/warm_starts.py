@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
     from .processes import Become
 
-LARGEST_RECIPE = 1 << 16  # characters of an environment that the guard is told
+LARGEST_RECIPE = 1 << 16  # characters of an environment that is sent to the guard
 
 
 class WarmStarts:
-    """Warm starts of one worker's processes.
+    """Warm starts of one worker's processes: forks of the template instead of new interpreters.
 
     Args:
-        config: the worker's, with what its script imports, and the template that its agent is a fork of.
-        tell_guard: tells the guard of what the next run's template is to be made, or why there can be none.
+        config: the worker's config, with its script's imports and the template of which its agent is a fork.
+        tell_guard: tells the guard how to make the next run's template (``recipe``), or why not to (``cold``).
         write: writes a remark into the worker's log.
     """
 
@@ -34,7 +34,7 @@ class WarmStarts:
         self._has_told_guard = self._has_told_why = False
 
     def become(self, argv: "list[str]", env: "dict[str, str]", cwd: str) -> "Become | None":
-        """Return what makes a fork of the agent a process of the script's; None where it starts by itself."""
+        """Return a function that turns a fork of the agent into a process of the script; None where it starts cold."""
         if self._imports is None or not starts_script(argv):
             return None
         modules: "list[str]" = self._imports["modules"]
@@ -60,7 +60,7 @@ class WarmStarts:
 
 
 def _reason_against_any(env: "dict[str, str] | None", modules: "list[str]") -> str:
-    """Return, in words, why no template would do for a script with this environment and these imports; or nothing."""
+    """Return, in words, why no template suits a script with this environment and imports; empty where one may."""
     if not modules:
         return "the script begins with no imports of packages"
     if env is None:

@@ -44,7 +44,7 @@ def main(path: str) -> None:
         os.write(news, frames.encode("worker", status="failed", reason=lack))
         sys.exit(1)
     outcome = agent.main(complete(config, dict(os.environ), folder), news)
-    if os.getppid() != parent and is_own:  # else the parent, which unpacked it, removes it
+    if os.getppid() != parent and is_own:  # otherwise the parent, which unpacked it, removes it
         remove_folder(folder)
     sys.exit(0 if outcome["status"] in ("succeeded", "stopped") else 1)
 

@@ -1,8 +1,8 @@
-"""The files of a project, which go along to workers that share none with the session: what git would track of a folder.
+"""The files of a project, which are sent to workers that share no files with the session.
 
-In a working tree of git's these are its tracked files, and untracked ones that are not ignored; elsewhere git's rules
-are applied as if it were one. A file ``.musterignore`` in the project's folder, written like a ``.gitignore``, leaves
-out more.
+In a git working tree these are the tracked files, and untracked files that are not ignored; in other folders git's
+rules are applied as if they were working trees. A file ``.musterignore`` in the project's folder, written like a
+``.gitignore``, leaves out more.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ GIT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Project:
-    """Files that go along to the workers.
+    """The files that are sent to the workers.
 
     Attributes:
-        root: the folder that they lie in.
-        files: their relative paths, sorted, and their sizes in bytes; 0 for links. None: whatever there is.
+        root: the folder of the project.
+        files: the relative paths of the files, sorted, with their sizes in bytes, 0 for links; None for all files.
     """
 
     root: Path
@@ -47,7 +47,7 @@ class Project:
 
     @property
     def size(self) -> int:
-        """Bytes of all files together."""
+        """The size of all files together, in bytes."""
         return sum(size for _, size in self.files or ())
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class Project:
         return f"{self.root}: {count} {'file' if count == 1 else 'files'}, {megabytes(self.size)}"
 
     def inside(self, path: str) -> str | None:
-        """The path of a file of the project's, or of a folder in it, relative to its root; None for any other."""
+        """Return the path of a file or folder of the project relative to its root; None for any other path."""
         inner = _relative(path, self.root)
         if inner is None or inner == "." or self.files is None:
             return inner
@@ -64,7 +64,7 @@ class Project:
 
 
 def megabytes(size: int) -> str:
-    """A size in words.
+    """Return a number of bytes in MB, with the unit.
 
     >>> megabytes(1_234_567), megabytes(12_345_678)
     ('1.2 MB', '12 MB')
@@ -73,17 +73,18 @@ def megabytes(size: int) -> str:
 
 
 def find_project(job: Job, asked: Any = None, limit: Any = LIMIT) -> Project:
-    """The project of a job.
+    """Return the project of a job.
 
     Args:
-        job: with its script resolved.
+        job: the job, with its script resolved.
         asked: a folder; or a list of files, folders and patterns in the working directory; ``none`` or an empty list
-            for no files. None: the working tree of git's that has the script, or else the working directory, or else
-            the script's folder.
-        limit: MB that they may have together.
+            for no files. None for the git working tree that has the script, or without one the working directory if
+            the script is in it, or else the script's folder.
+        limit: the MB that all files together may have.
 
     Raises:
-        JobError: there is no such folder or file, the script is not in it, or there is too much of it.
+        JobError: there is no such folder or file, a file is not in the working directory, git cannot list the files,
+            or they are too many or too large.
     """
     if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < float("inf"):
         raise JobError(f"project_limit is {limit!r}; it must be a number of MB greater than 0.")
@@ -96,7 +97,7 @@ def find_project(job: Job, asked: Any = None, limit: Any = LIMIT) -> Project:
 
 
 def _chosen(job: Job, asked: Any) -> tuple[Path, list[str]]:
-    """The project's folder, and the names of its files."""
+    """Return the project's folder, and the names of its files."""
     if asked is False or asked == NOTHING or (isinstance(asked, (list, tuple)) and list(asked) == [NOTHING]):
         return Path(job.cwd), []
     if isinstance(asked, (list, tuple)) and len(asked) == 1 and os.path.isdir(os.path.join(job.cwd, str(asked[0]))):
@@ -119,10 +120,9 @@ def _chosen(job: Job, asked: Any) -> tuple[Path, list[str]]:
 
 
 def refuse_missing(job: Job, asked: Any) -> None:
-    """Refuse a project of which something is not there, also where workers share it and nothing is sent.
+    """Raise JobError if a file or folder that the user named for the project does not exist.
 
-    Raises:
-        JobError: a file or folder of it is not there.
+    This is checked also if workers share the files, and nothing is sent.
     """
     for item in asked if isinstance(asked, (list, tuple)) else [asked]:
         if isinstance(item, (str, os.PathLike)) and item != NOTHING and not glob.has_magic(os.fspath(item)):
@@ -135,7 +135,7 @@ def refuse_missing(job: Job, asked: Any) -> None:
 
 
 def _instead(path: str) -> ArgumentText:
-    """Advice on a folder that is not there: one of a similar name beside it, if there is one."""
+    """Return advice for a folder that does not exist: a folder of a similar name beside it, if there is one."""
     folder, name = os.path.split(path)
     beside = [entry.name for entry in os.scandir(folder) if entry.is_dir()] if os.path.isdir(folder) else []
     near = difflib.get_close_matches(name, beside, n=1)
@@ -155,7 +155,7 @@ def _root(job: Job) -> Path:
 
 
 def _listed(root: Path, item: str) -> Iterator[str]:
-    """The files that an item of a list stands for."""
+    """Yield the files that an item of the user's list stands for."""
     inner = _relative(os.path.join(root, os.path.expanduser(item)), root)
     found = [inner] if inner is not None and os.path.lexists(root / inner) else []
     if inner is not None and not found and glob.has_magic(inner):
@@ -174,7 +174,7 @@ def _listed(root: Path, item: str) -> Iterator[str]:
 
 
 def _tracked(root: Path) -> list[str]:
-    """The files of a folder that git would track."""
+    """Return the files of a folder that git would track."""
     is_tree = bool(_git("-C", str(root), "rev-parse", "--is-inside-work-tree"))
     ignore = root / IGNORE
     if is_tree:
@@ -198,7 +198,7 @@ def _tracked(root: Path) -> list[str]:
         names = set(_walked(root))
     found = []
     for name in sorted(names):
-        if name.endswith("/") or (os.path.isdir(root / name) and not os.path.islink(root / name)):  # a tree in a tree
+        if name.endswith("/") or (os.path.isdir(root / name) and not os.path.islink(root / name)):  # a nested tree
             inner = name.rstrip("/")
             found += [f"{inner}/{inside}" for inside in _tracked(root / inner)] if inner not in ("", ".") else []
         else:
@@ -207,7 +207,7 @@ def _tracked(root: Path) -> list[str]:
 
 
 def _without_leftovers(root: Path, names: Iterable[str]) -> Iterator[str]:
-    """Leave out what is never meant: compiled Python, virtual environments, Muster's own folder."""
+    """Leave out files that nobody means to send: compiled Python, virtual environments, Muster's own folder."""
     home = _relative(str(muster_home()), root)
     is_environment: dict[str, bool] = {}
     for name in names:
@@ -236,7 +236,7 @@ def _with_sizes(root: Path, names: Iterable[str]) -> Iterator[tuple[str, int]]:
     for name in names:
         try:
             found = os.lstat(root / name)
-        except OSError:  # it is tracked, and has been removed
+        except OSError:  # a tracked file that has been removed
             continue
         if stat.S_ISLNK(found.st_mode):
             yield name, 0
@@ -276,7 +276,10 @@ def _refuse(project: Project, limit: float) -> None:
 
 
 def _relative(path: str, root: Path) -> str | None:
-    """The path relative to a folder, ``.`` for itself; None where it lies outside. Links on the way are followed."""
+    """Return a path relative to a folder, ``.`` for the folder itself; None if it is outside.
+
+    Symbolic links in its parent folders are followed; if it is a link itself, only if it would be outside otherwise.
+    """
     folder, name = os.path.split(os.path.abspath(path))
     inner = os.path.relpath(os.path.join(os.path.realpath(folder), name), os.path.realpath(root))
     if inner == ".." or inner.startswith("../"):
@@ -289,7 +292,7 @@ def _names(output: bytes) -> set[str]:
 
 
 def _git(*words: str) -> bytes:
-    """The output of a git command; empty where there is no git, or it fails."""
+    """Return the output of a git command; empty if it fails, or git is not installed."""
     try:
         return _git_or_fail(*words)
     except JobError:

@@ -1,4 +1,4 @@
-"""From what the user gave as ``worker_script`` to a :class:`~muster.job.Script`, checked before anything starts."""
+"""Conversion of the user's ``worker_script`` to a :class:`~muster.job.Script`, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ NOT_PYTHON = frozenset(
     | {".so", ".tar", ".toml", ".txt", ".yaml", ".yml", ".zip"}
 )  # files that nobody means as Python; some would compile
 NOTEBOOK = ".ipynb"
-MOST_FOLDERS = 500  # that are looked through for a file of a name
-NAMED_SCRIPTS = 3  # of a folder, in the advice of an error
+MOST_FOLDERS = 500  # searched for a file of a given name
+NAMED_SCRIPTS = 3  # of a folder, named in the advice of an error
 
 
 URL = re.compile(r"(https?|ftp|s3|gs|hdfs)://", re.IGNORECASE)
@@ -45,15 +45,15 @@ def make_script(
     """Return the script to run, given a path, a module's name or a function.
 
     A string is a file if it ends in ``.py`` or such a file exists, else the name of a module; ``module=True``
-    insists on the latter. A file that may be executed and is no Python is a program by itself. A script with a
-    top-level ``run(cluster, server, task_index)`` is a task of a parameter-server cluster, any other is a program.
+    insists on the latter. An executable file that is not Python is run directly, without an interpreter. A script with
+    a top-level ``run(cluster, server, task_index)`` is a task of a parameter-server cluster, any other is a program.
 
     Args:
-        worker_script: what the user gave.
-        module: whether it is a module's name in any case.
-        python: the interpreter that will run it, in which modules are looked up; None for this one.
+        worker_script: the path, name or function that the user gave.
+        module: whether a string is a module's name in any case.
+        python: the interpreter that will run the script, in which modules are looked up; None for this one.
         kwargs: keyword arguments of a function, never recorded; files and modules take none.
-        elsewhere: whether ``python`` is an interpreter of the workers', which alone knows all of its modules.
+        elsewhere: whether ``python`` is an interpreter on the workers, whose modules cannot all be looked up here.
 
     Raises:
         ScriptError: there is no such file or module, or it is no script, or does not compile; or the function cannot
@@ -106,7 +106,7 @@ def make_script(
 
 
 def _refuse_command_line(text: str) -> None:
-    """Refuse a script together with its arguments, or with an interpreter in front; let anything else pass."""
+    """Raise ScriptError if a string is a script with arguments or with an interpreter in front."""
     words = text.split()
     if PYTHON.fullmatch(words[0]):
         words = words[1:]
@@ -119,7 +119,7 @@ def _refuse_command_line(text: str) -> None:
 
 
 def _refuse_words(words: list[str]) -> None:
-    """Refuse a script that is given as a list of words, with or without an interpreter in front."""
+    """Raise ScriptError for a script given as a list of words, with or without an interpreter in front."""
     script, *rest = words[1:] if len(words) > 1 and PYTHON.fullmatch(words[0]) else words
     arguments = ArgumentText(", ", Argument("args", rest)) if rest else ArgumentText()
     raise ScriptError(
@@ -148,7 +148,7 @@ def _from_file(path: Path) -> Script:
 
 
 def _refuse_other_files(path: Path) -> None:
-    """Refuse a file that is neither Python nor a program that may be executed."""
+    """Raise ScriptError if a file is neither Python nor an executable program."""
     start = _first_bytes(path)
     if path.suffix == ".sh" or (start.startswith(PROGRAM_STARTS) and b"python" not in start and path.suffix != ".py"):
         raise ScriptError(f"{path} is a program that may not be executed.", advice=f"chmod +x {path}")
@@ -167,7 +167,7 @@ def _first_bytes(path: Path) -> bytes:
 
 
 def _is_executable(path: Path) -> bool:
-    """Return whether the file runs without naming an interpreter: compiled, or with a first line that names one."""
+    """Return whether the file is an executable program that is not Python: a binary, or one with a ``#!`` line."""
     if path.suffix == ".py" or not os.access(path, os.X_OK | os.R_OK):
         return False
     start = _first_bytes(path)
@@ -189,9 +189,9 @@ def _from_module(name: str, python: str) -> Script:
 
 
 def _module_elsewhere(name: str) -> Script:
-    """Return a module that need not be here. One that is here, such as the project's own, is looked at here."""
+    """Return the script for a module that only the workers may have; if it is here, too, it is examined here."""
     if not all(part.isidentifier() for part in name.split(".")):
-        return _from_module(name, sys.executable)  # which refuses it, and says what is near
+        return _from_module(name, sys.executable)  # raises an error with similar names
     try:
         location = interpreter.find_module(sys.executable, name)
     except InterpreterError:  # a package around it needs what only workers have
@@ -201,7 +201,7 @@ def _module_elsewhere(name: str) -> Script:
 
 
 def _dotted(name: str) -> str | None:
-    """Return what to give in place of a path where a module's name is asked for; None where it is no path."""
+    """Return advice for a path that was given as a module's name; None if the name is not a path."""
     if "/" not in name and not name.endswith(".py"):
         return None
     path = Path(name.removesuffix(".py") + ".py")
@@ -212,7 +212,7 @@ def _dotted(name: str) -> str | None:
 
 
 def _module_has_task(name: str, path: Path) -> bool:
-    """Return whether a module has a task. A package without one is run by its ``__main__.py``, as by ``python -m``."""
+    """Return whether a module defines a task. A package without one must have a ``__main__.py``, which is run."""
     if path.name != "__init__.py":
         return _has_task(path)
     if _defines_task(_compiled(path)):
@@ -227,7 +227,11 @@ def _module_has_task(name: str, path: Path) -> bool:
 
 
 def _has_task(path: Path) -> bool:
-    """Return whether the file defines ``run(cluster, server, task_index)`` at its top level. Refuse an empty one."""
+    """Return whether the file defines ``run(cluster, server, task_index)`` at its top level.
+
+    Raises:
+        ScriptError: the file has nothing to run, or does not compile.
+    """
     tree = _compiled(path)
     if not tree.body:
         raise ScriptError(f"{path} has nothing to run.", advice="save it, if it is open in an editor")
@@ -245,11 +249,11 @@ def _defines_task(tree: ast.Module) -> bool:
 
 
 def _compiled(path: Path) -> ast.Module:
-    """The syntax tree of a file that compiles."""
+    """Return the syntax tree of a file, or raise ScriptError if the file does not compile."""
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # whoever runs it is told
+            warnings.simplefilter("ignore")  # they are shown when it runs
             compile(tree, str(path), "exec", dont_inherit=True)
     except SyntaxError as error:
         if "codec can't decode" in error.msg or "null bytes" in error.msg:
@@ -273,7 +277,7 @@ def _compiled(path: Path) -> ast.Module:
 
 
 def _marked_line(error: SyntaxError) -> str:
-    """Return the line that does not compile, with a caret below the place, as Python prints it."""
+    """Return the line that does not compile, with a caret below the position of the error, as Python prints it."""
     return "".join(line for line in traceback.format_exception_only(error) if line.startswith("    ")).rstrip()
 
 
@@ -283,7 +287,7 @@ def _scripts_in(folder: Path) -> str | None:
 
 
 def _similar(path: Path) -> str | None:
-    """A file that may have been meant: of a similar name in that folder, or of that name in another one around here."""
+    """Return advice that names a file of a similar name in the path's folder, or of the same name in another folder."""
     folder = path.parent if path.parent.is_dir() else _like(path.parent, Path.is_dir)
     found = _like(folder / path.name, _may_run) if folder else None
     if found:
@@ -294,7 +298,7 @@ def _similar(path: Path) -> str | None:
 
 
 def _like(path: Path, is_meant: Callable[[Path], bool]) -> Path | None:
-    """The path itself, or that of the nearest name beside it; None where nothing there is near."""
+    """Return the path if ``is_meant`` accepts it, else the accepted one of the most similar name beside it, or None."""
     import difflib
 
     if is_meant(path):
@@ -310,9 +314,9 @@ def _may_run(path: Path) -> bool:
 
 
 def _namesakes(name: str, folder: Path) -> Iterator[Path]:
-    """Files of that name in a folder, and in those that it holds down to the second level."""
+    """Yield the files of a name in a folder and its subfolders, down to the second level."""
     for root, folders, files in itertools.islice(os.walk(folder), MOST_FOLDERS):
         depth = len(Path(root).relative_to(folder).parts)
         folders[:] = sorted(f for f in folders if not f.startswith((".", "__"))) if depth < 2 else []
-        if name in files and Path(root, name).is_file():  # not a link to what is gone
+        if name in files and Path(root, name).is_file():  # not a broken link
             yield Path(root, name)

@@ -1,7 +1,7 @@
-"""Checks for everything that would make a launch fail, made before it: each finding comes with its fix.
+"""Checks, made before a launch, for everything that would make it fail: each problem found comes with its fix.
 
-A check is a function from what is to be launched to findings. Those in :mod:`~muster.checkup.session` look at the
-script and at this machine; :mod:`~muster.checkup.workers` launches the workers, asks them, and stops them again.
+A check is a function that takes a checked run and yields findings. The checks in :mod:`~muster.checkup.session` examine
+the script and this machine; :mod:`~muster.checkup.workers` launches workers, examines them, and stops them again.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ __all__ = ["Finding", "Report", "examine"]
 
 
 def examine(run: Cluster | RunRequest | CheckedRun, *, launch: bool = True) -> Report:
-    """Check everything that the start of a cluster needs, and report what would make it or its run fail.
+    """Check everything that the start of a cluster needs, and report all that would make the start or the run fail.
 
     Args:
-        run: what is to be launched; it is not started.
-        launch: whether to launch workers like its own for some seconds, which shows what only they can tell, and
-            before that to try Horovod on two ranks here, where it is to be used.
+        run: the run to check; it is not started.
+        launch: whether to launch workers like those of the run for some seconds, for the checks that need them, and
+            before that, for a Horovod run, to try Horovod with two ranks on this machine.
     """
     try:
         checked = run.check() if isinstance(run, Cluster) else check(run) if isinstance(run, RunRequest) else run
-    except (JobError, PlatformError) as error:  # it cannot be run as described, and so there is nothing to look at
+    except (JobError, PlatformError) as error:  # it cannot run as described, so there is nothing more to check
         return Report([Finding.of_error("job", error)])
     findings = [finding for check in CHECKS for finding in check(checked)]
     trains_here = checked.strategy.name == "horovod" and not checked.platform.python

@@ -1,8 +1,9 @@
-"""Run in the worker's interpreter (``python -c``): whether two ranks of Horovod on this machine can talk.
+"""Test, run in the worker's interpreter (``python -c``), that two Horovod ranks on this machine can communicate.
 
-    MODULE...      what the script imports of Horovod; the first has the collectives
+    MODULE...      the Horovod modules that the script imports; the first has the collectives
 
-Prints JSON: ``problem`` (empty where all is well) and ``details``. Python 3.6 syntax; Horovod and what it needs only.
+Prints JSON: ``problem`` (empty if there is none) and ``details``. Python 3.6 syntax; imports only Horovod and its
+dependencies.
 """
 
 import json
@@ -41,7 +42,7 @@ tell("" if total == hvd.size() else "an allreduce of two ranks gave {} in place 
 
 
 def main(modules: "list[str]") -> "dict[str, str]":
-    """Run an allreduce of two ranks; return their answer, or that of the first rank that has a problem."""
+    """Run an allreduce of two ranks; return the answer of the first rank with a problem, else of the first rank."""
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.http.http_server import RendezvousServer
 
@@ -64,7 +65,7 @@ def main(modules: "list[str]") -> "dict[str, str]":
 
 
 def environment(slot: object, port: int) -> "dict[str, str]":
-    """Return the variables that tell a rank its number, and the address where it meets the other one."""
+    """Return the environment variables that tell a rank its number and the address of the rendezvous server."""
     names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
     places = {"HOROVOD_" + name.upper(): str(getattr(slot, name)) for name in names}
     gloo = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_GLOO_IFACE": "lo"}
@@ -74,7 +75,7 @@ def environment(slot: object, port: int) -> "dict[str, str]":
 
 
 def answer_of(rank: "subprocess.Popen[str]") -> "dict[str, str]":
-    """Wait for a rank; return the answer in its last line, or how it ended where there is none."""
+    """Wait for a rank to end; return the answer in its last line, or its exit status if it printed none."""
     output, errors = rank.communicate()
     try:
         answer = json.loads(output.splitlines()[-1])
@@ -85,4 +86,4 @@ def answer_of(rank: "subprocess.Popen[str]") -> "dict[str, str]":
 
 if __name__ == "__main__":
     print("\n" + json.dumps(main(sys.argv[1:])), flush=True)
-    os._exit(0)  # the server's thread would go on
+    os._exit(0)  # the thread of the rendezvous server would keep the process alive

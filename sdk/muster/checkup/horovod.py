@@ -43,7 +43,7 @@ def traps(imported: Sequence[str], keras: str, env: Mapping[str, str]) -> Iterat
 
 
 def try_allreduce(checked: CheckedRun, imported: Sequence[str]) -> Iterator[Finding]:
-    """Yield the finding of a test: two ranks on this machine import the script's Horovod modules, and add a number."""
+    """Test that two ranks on this machine can import the script's Horovod modules and add up a number."""
     job = checked.job
     modules = modules_of(imported)
     command = [job.python, "-c", ALLREDUCE.read_text(), *modules]
@@ -81,7 +81,7 @@ def _answer(output: str, errors: str) -> dict[str, Any]:
 
 
 def _kill_rest(group: int) -> None:
-    """Kill the remaining ranks, which may wait for one that has ended."""
+    """Kill the ranks that are left in a process group: they may wait for one that has ended."""
     try:
         os.killpg(group, signal.SIGKILL)
     except ProcessLookupError:

@@ -1,6 +1,6 @@
 """Program that runs on every worker (``python -c``): writes facts about the worker to a file, and waits to be stopped.
 
-Standard library only and Python 3.6 syntax, as any training interpreter may run it.
+Standard library only and Python 3.6 syntax, as the interpreter of any worker may run it.
 """
 
 import importlib.util
@@ -11,14 +11,14 @@ import shutil
 import sys
 import time
 
-LARGE = ("keras", "tensorflow", "torch")  # to compile one of them takes seconds
+LARGE = ("keras", "tensorflow", "torch")  # packages that take seconds to compile
 INSTALLED = re.compile(r"([\w.]+)-(\d[\w.!+]*?)(-py\d.*)?\.(dist|egg)-info$")
 
 
 def packages() -> "dict[str, str]":
-    """Return the version of each installed distribution; the first on the path, if there are several.
+    """Return the version of each installed distribution; of several versions, the first on the path.
 
-    The distributions that setuptools vendors, and puts on the path when it is imported, do not count.
+    Distributions that setuptools vendors, and puts on the path when it is imported, are left out.
     """
     found: "dict[str, str]" = {}
     for folder in sys.path:
@@ -32,7 +32,7 @@ def packages() -> "dict[str, str]":
 
 
 def compiled_anew() -> "list[str]":
-    """Return the large packages without compiled files that every process compiles anew, as Python is to write none."""
+    """Return the large packages that every process compiles anew: uncompiled ones, if Python writes no bytecode."""
     return [name for name in LARGE if sys.dont_write_bytecode and is_uncompiled(name)]
 
 

@@ -1,4 +1,4 @@
-"""The findings of the doctor, and how they are shown."""
+"""The findings of ``muster doctor``, and their display."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Finding:
         check: name of the check, one word.
         text: what was found.
         fix: how to fix it.
-        worker: name of the worker that it is about; None for all, or for the session.
-        details: longer material, such as the end of a log.
+        worker: name of the worker that it is about; None for all workers, or for the session.
+        details: longer text, such as the end of a log.
     """
 
     level: str
@@ -68,7 +68,7 @@ class Report:
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
         table.add_column()
         table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")  # a path that is longer than the column is read to its end
+        table.add_column(overflow="fold")  # a path that is longer than the column is shown whole
         for finding in self.findings:
             where = (
                 f"[bold]{escape(finding.worker)}[/]: " if finding.worker and finding.worker not in finding.text else ""
@@ -92,7 +92,7 @@ class Report:
         return {"text/plain": str(self), "text/html": self._html()}
 
     def _html(self) -> str:
-        """The report as a table whose lines are as long as the cell is wide."""
+        """Return the report as an HTML table, whose lines wrap at the width of the notebook's cell."""
         rows = []
         for finding in self.findings:
             where = f"{finding.worker}: " if finding.worker and finding.worker not in finding.text else ""
@@ -112,5 +112,5 @@ class Report:
 
 
 def count_of(workers: int) -> str:
-    """``1 worker``, ``2 workers``."""
+    """Return a number of workers in words: ``1 worker``, ``2 workers``."""
     return f"{workers} worker{'' if workers == 1 else 's'}"

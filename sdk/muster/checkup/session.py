@@ -1,4 +1,4 @@
-"""Checks that need no worker: of the script, this machine, and the session."""
+"""Checks that need no workers: of the script, this machine, and the session."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DISTRIBUTIONS = {
 
 
 def check_script(checked: CheckedRun) -> Iterator[Finding]:
-    """Check that the worker's interpreter compiles the script and has what it imports; add known traps."""
+    """Check that the worker's interpreter compiles the script and has its imports, and that it avoids known traps."""
     answer, job, path = _look(checked)
     if isinstance(answer, Finding):
         yield answer
@@ -49,7 +49,7 @@ def check_script(checked: CheckedRun) -> Iterator[Finding]:
     if path is None:
         return
     yield Finding("ok", "script", f"{job.python} compiles {path}")
-    if not checked.platform.python:  # else only the workers can tell
+    if not checked.platform.python:  # else workers have another interpreter, which only they can examine
         yield from (_is_missing(job, missing) for missing in answer["missing"])
         if not answer["missing"]:
             yield Finding("ok", "imports", "what it imports is there")
@@ -64,22 +64,23 @@ def check_script(checked: CheckedRun) -> Iterator[Finding]:
 
 
 def imported_of_horovod(checked: CheckedRun) -> list[str]:
-    """Return the names that the script imports of Horovod, as far as that can be seen."""
+    """Return the names that the script imports from Horovod and Muster; empty if it cannot be analysed."""
     answer = _look(checked)[0]
     return answer.get("imported", []) if isinstance(answer, dict) else []
 
 
 def needed_of_workers(checked: CheckedRun) -> list[str]:
-    """Return the packages that the script cannot do without, as far as that can be seen."""
+    """Return the packages that the script needs in any case, as far as that can be determined here."""
     answer = _look(checked)[0]
     return answer.get("needed", []) if isinstance(answer, dict) else []
 
 
 def _look(checked: CheckedRun) -> tuple[dict[str, Any] | Finding, Job, str | None]:
-    """Analyse the script: with the interpreter that will run it, or with this one where that is not to be had here.
+    """Analyse the script: with the interpreter that will run it, or with this one if only the workers have that.
 
     Returns:
-        What was found, the job with the interpreter that found it, and the script's path: None where it has no source.
+        The answer or the finding of the analysis, the job with the interpreter that was used, and the script's path,
+        which is None if it has no source here.
     """
     job = checked.job
     if checked.platform.python:
@@ -88,7 +89,7 @@ def _look(checked: CheckedRun) -> tuple[dict[str, Any] | Finding, Job, str | Non
     if job.script is None or job.script.kind not in {"file", "module"}:
         return nothing, job, None
     path, folder = _source(job)
-    if path is None:  # a module without source, or one that only the workers have
+    if path is None:  # a module without source, or a module that only the workers have
         return {**nothing, "needed": [job.script.target.split(".")[0]]}, job, None
     return _inspect(job, path, folder), job, path
 
@@ -112,7 +113,7 @@ def _inspect(job: Job, path: str, folder: str) -> dict[str, Any] | Finding:
 
 
 def _source(job: Job) -> tuple[str | None, str]:
-    """The script's file, None where it has no source, and the folder that comes first on its path."""
+    """Return the script's file, None if it has no source here, and the folder that comes first on its ``sys.path``."""
     assert job.script is not None
     if job.script.kind == "file":
         return job.script.target, os.path.dirname(job.script.target)
@@ -146,7 +147,7 @@ def _is_missing(job: Job, missing: dict[str, Any]) -> Finding:
 
 
 def check_resources(checked: CheckedRun) -> Iterator[Finding]:
-    """Check that processes, cores, memory and GPUs go together."""
+    """Check that processes, cores and GPUs match, that resources suffice, and that given variables have an effect."""
     job, resources = checked.job, checked.job.resources
     slots = checked.strategy.ranks_per_worker
     workers = sum(checked.strategy.roles(job).values())
@@ -179,7 +180,7 @@ def check_resources(checked: CheckedRun) -> Iterator[Finding]:
 
 
 def check_platform(checked: CheckedRun) -> Iterator[Finding]:
-    """Tell where the workers will run, and which address of the session they will dial."""
+    """Report where workers will run and at which address they reach the session; check the user's rights there."""
     yield Finding("ok", "platform", describe_place(checked))
     try:
         missing = checked.platform.missing_rights()
@@ -191,7 +192,7 @@ def check_platform(checked: CheckedRun) -> Iterator[Finding]:
 
 
 def check_address(checked: CheckedRun) -> Iterator[Finding]:
-    """Check that the session can listen where workers are to reach it."""
+    """Check that the session can listen at the address where workers are to reach it."""
     host, port = checked.listen, checked.session_address[1]
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -212,7 +213,7 @@ def check_address(checked: CheckedRun) -> Iterator[Finding]:
 
 
 def check_disk(checked: CheckedRun) -> Iterator[Finding]:
-    """Check that there is room for logs, records and what scripts write."""
+    """Check that the disks have room for logs, records and the files of scripts."""
     for path, variable in ((muster_home(), "MUSTER_HOME"), (Path(tempfile.gettempdir()), "TMPDIR")):
         existing = next(folder for folder in (path, *path.parents) if folder.exists())
         try:
@@ -246,11 +247,11 @@ def check_idle_limit(checked: CheckedRun) -> Iterator[Finding]:
 
 
 def check_logout(checked: CheckedRun) -> Iterator[Finding]:
-    """Warn where systemd ends everything of a user who logs out, detached runs among it."""
+    """Warn if systemd ends all processes of a user who logs out, also those of detached runs."""
     try:
         ends = _of_logind("session", "KillUserProcesses")
         stays = _of_logind("user", "Linger")
-    except (OSError, subprocess.SubprocessError):  # this system has no logind, which would do so
+    except (OSError, subprocess.SubprocessError):  # no logind, so nothing ends them
         return
     if ends == "yes" and stays != "yes":
         text = "systemd ends all processes of a user who logs out, also those of a detached run"

@@ -1,4 +1,4 @@
-"""Checks that need workers: they are launched as the job's would be, examined for some seconds, and stopped."""
+"""Checks that need workers: these are launched like those of the job, examined for some seconds, and stopped."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from muster.text.arguments import Argument, ArgumentText
 from muster.text.names import join_names
 
 PROBE = Path(__file__).with_name("probe.py")
-START_SECONDS = 60.0  # for the start, where the job itself has no limit
-ANSWER_SECONDS = 30.0  # for what the workers have to tell
+START_SECONDS = 60.0  # for the start, if the job itself has no limit
+ANSWER_SECONDS = 30.0  # for the workers' facts
 SSH_AT_ONCE = 16
 OTHERS_NAMED = 8
-IMPORTANT = {"python", "cloudpickle", "horovod", "keras", "numpy", "tensorflow", "torch"}  # each is told by itself
+IMPORTANT = {"python", "cloudpickle", "horovod", "keras", "numpy", "tensorflow", "torch"}  # each has its own finding
 INSTALL = ArgumentText("the same packages there, or ", Argument("python", ""), " another interpreter of the workers")
 
 
 class Inspection(Strategy):
-    """The job's strategy in all that a launch needs, but its workers only tell what they have.
+    """A strategy that launches workers like the job's own strategy does, but runs the probe on them.
 
     Attributes:
         members: the workers as their agents reported them.
-        identity: the private key that logs in to them.
+        identity: path of the private key with which to log in to the workers.
     """
 
     name: ClassVar[str] = "doctor"
@@ -65,7 +65,7 @@ class Inspection(Strategy):
 
     @property
     def uses_ssh(self) -> bool:
-        """True if the job's strategy uses ssh where it can."""
+        """True if the job's strategy uses ssh if it can."""
         return self._strategy.uses_ssh
 
     @property
@@ -74,7 +74,7 @@ class Inspection(Strategy):
         return self._strategy.ports_per_worker
 
     def roles(self, job: Job) -> Mapping[str, int]:
-        """Return the roles of the job, as its strategy has them."""
+        """Return the number of workers of each role in the job's strategy."""
         return self._strategy.roles(job)
 
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
@@ -88,7 +88,7 @@ class Inspection(Strategy):
 
 
 def probe_workers(checked: CheckedRun) -> list[Finding]:
-    """Launch the workers, find out what they have, and stop them. Nothing is left of it."""
+    """Launch the workers, check what they have, stop them, and remove the folder of that run."""
     strategy = Inspection(checked.strategy, needed_of_workers(checked) if checked.platform.python else ())
     began = time.monotonic()
     seconds = checked.limits.start or START_SECONDS
@@ -98,7 +98,7 @@ def probe_workers(checked: CheckedRun) -> list[Finding]:
                 checked,
                 strategy=strategy,
                 platform=make_platform(checked.request),
-                limits=Limits(start=seconds, queue=seconds),  # whoever asks does not wait for a place all night
+                limits=Limits(start=seconds, queue=seconds),  # a check must not wait in a queue all night
             )
         )
         try:
@@ -112,7 +112,7 @@ def probe_workers(checked: CheckedRun) -> list[Finding]:
             facts = _await_facts(cluster, strategy.members)
             found += _check_versions(facts, checked.strategy.requires)
             found += _check_compiled(facts)
-            if checked.platform.python:  # else it is this session's, or has been looked at already
+            if checked.platform.python:  # else the interpreter is this session's, or was examined by other checks
                 found += _compare_with_session(facts, checked.job)
             found += _check_facts(facts, strategy.members)
             return found
@@ -125,10 +125,10 @@ def probe_workers(checked: CheckedRun) -> list[Finding]:
 
 
 def _await_facts(cluster: Cluster, members: Sequence[Member]) -> dict[str, dict[str, Any]]:
-    """Wait for the facts that the workers tell; return those that came in time.
+    """Wait for the facts that the workers write; return those that came in time, by worker.
 
     Raises:
-        MusterError: one of them has failed.
+        MusterError: a worker has failed.
     """
     paths = {member.name: cluster.run_dir / "results" / f"{member.name}.json" for member in members}
     deadline = time.monotonic() + ANSWER_SECONDS
@@ -141,7 +141,7 @@ def _await_facts(cluster: Cluster, members: Sequence[Member]) -> dict[str, dict[
 
 
 def _check_interfaces(members: Sequence[Member], strategy: Strategy) -> Iterator[Finding]:
-    """Check that all workers share a network interface, for launchers that are told which one to use."""
+    """Check that the same network interface exists on all workers, for launchers that need its name."""
     wanted = strategy.network_interface
     shared = set.intersection(*(set(member.interfaces) for member in members))
     if wanted and wanted not in shared:
@@ -165,7 +165,7 @@ def _check_interfaces(members: Sequence[Member], strategy: Strategy) -> Iterator
 
 
 def _check_logins(members: Sequence[Member], identity: Path) -> Iterator[Finding]:
-    """Check that every worker's sshd proves to be the right one and lets the run's key in."""
+    """Check that the sshd of every worker has the expected host key and accepts the run's key."""
     without = [member for member in members if member.ssh_port is None]
     for member in without:
         text = f"nobody can log in to it: {member.no_ssh}" if member.no_ssh else "it runs no sshd"
@@ -191,7 +191,7 @@ def _check_logins(members: Sequence[Member], identity: Path) -> Iterator[Finding
 
 
 def _login_failure(member: Member, identity: Path) -> str:
-    """Log in to a worker; return the reason why that does not work, empty if it does."""
+    """Log in to a worker; return the reason why the login fails, empty if it works."""
     import paramiko
 
     with paramiko.SSHClient() as client:
@@ -228,7 +228,7 @@ def _check_versions(facts: Mapping[str, Mapping[str, Any]], requires: Sequence[s
 
 
 def _check_compiled(facts: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
-    """Check that processes find large packages compiled: uv compiles none, and many images have Python keep nothing."""
+    """Check that large packages are compiled: uv compiles none, and in many images Python writes no bytecode."""
     by_worker = {name: told["compiled_anew"] for name, told in facts.items() if told["compiled_anew"]}
     if by_worker:
         named = join_names(sorted(set().union(*by_worker.values())))
@@ -241,9 +241,9 @@ def _check_compiled(facts: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]
 
 
 def _compare_with_session(facts: Mapping[str, Mapping[str, Any]], job: Job) -> Iterator[Finding]:
-    """Check that workers with an interpreter of their own have the packages that this session has."""
+    """Check that workers whose interpreter is not this session's have the packages of this session."""
     here = {"python": platform.python_version(), **packages()}
-    groups: dict[tuple[str, str], list[str]] = {}  # workers by what they have instead
+    groups: dict[tuple[str, str], list[str]] = {}  # workers by package and the version that they have instead
     for name, told in facts.items():
         for package in told["missing"]:
             yield Finding("error", "versions", f"{job.python} has no {package}", INSTALL, name)
@@ -274,7 +274,7 @@ def _minor(version: str) -> list[str]:
 
 
 def _check_facts(facts: Mapping[str, Mapping[str, Any]], members: Sequence[Member]) -> Iterator[Finding]:
-    """Check that every worker can write where the session reads, and has room where its script runs."""
+    """Check that every worker can write to the run's folder, and has room on the disk where its script runs."""
     for name in (member.name for member in members):
         if name not in facts:
             text = f"it wrote nothing into the run's folder within {ANSWER_SECONDS:.0f} s"

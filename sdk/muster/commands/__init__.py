@@ -1,1 +1,1 @@
-"""The parts of the ``muster`` command. What a command needs is imported when it runs, so that ``--help`` is instant."""
+"""The parts of the ``muster`` command. Most imports wait until a command runs, so that ``--help`` is instant."""

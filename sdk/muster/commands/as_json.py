@@ -1,4 +1,4 @@
-"""Recorded runs as the JSON that commands print with ``--json``. Keys may be added; those that are there stay."""
+"""The JSON that commands print about recorded runs with ``--json``. Keys may be added, but none are removed."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from muster.records.record import LOST_REASON
 from muster.records.runs import Run
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-Write = Callable[[str], str]  # of a text that names arguments, as the command line has them
+Write = Callable[[str], str]  # returns a text with the arguments that it names as options
 
-PRINTED = "muster.json_printed"  # in a command's context, once its document is out
+PRINTED = "muster.json_printed"  # key in a command's context, set once its document has been printed
 OUTCOME = ("timings", "metrics", "exit_codes", "error", "reason", "advice", "worker")
 WORKER = ("name", "status", "address", "reason", "exit_code", "signal")
 PROGRESS = ("step", "steps", "epoch", "epochs")
 
 
 def dump(data: Any) -> str:
-    """Strict JSON, as people can read it, too."""
+    """Return data as strict JSON, indented for people to read."""
     return json.dumps(data, indent=2, default=str, allow_nan=False)
 
 
 def with_errors(write: Write) -> Callable[[Command], Command]:
-    """Have a command that takes ``--json`` print an error as JSON, too, where it has printed nothing else."""
+    """Return a decorator for a command with ``--json``: an error is printed as JSON, too, unless a document was."""
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
@@ -49,13 +49,13 @@ def with_errors(write: Write) -> Callable[[Command], Command]:
 
 
 def echo(data: Any) -> None:
-    """Print the one document of a command."""
+    """Print the single JSON document of a command."""
     click.get_current_context().meta[PRINTED] = True
     click.echo(dump(data))
 
 
 def refusal(error: MusterError, write: Write) -> dict[str, Any]:
-    """An error for which there is no run to tell of, in the words of ``write``."""
+    """Return an error that belongs to no recorded run, with its texts passed through ``write``."""
     return {
         "status": "refused",
         "error": type(error).__name__,
@@ -67,14 +67,14 @@ def refusal(error: MusterError, write: Write) -> dict[str, Any]:
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """A run in a list of runs."""
+    """Return a run as an entry in a list of runs."""
     facts = {"id": run.run_id, "name": run.name, "status": run.status, "strategy": run.strategy}
     times = {"started_at": run.started_at, "seconds": run.seconds, "detached_until": run.detached_until}
     return {**facts, **times, "path": str(run.run_dir)}
 
 
 def outcome(run: Run, write: Write) -> dict[str, Any]:
-    """Return the outcome of a run, or what is known of one that still runs, in the words of ``write``."""
+    """Return the outcome of a run, or what is known of one that still runs, with advice passed through ``write``."""
     from muster.dashboard.replay import replay
 
     result = run.result or ({"reason": LOST_REASON} if run.status == "lost" else {})
@@ -95,7 +95,10 @@ def outcome(run: Run, write: Write) -> dict[str, Any]:
 
 
 def explanation(run: Run, write: Write) -> dict[str, Any]:
-    """Return what failed first in a run and why, in the words of ``write``, or what its first step had to wait for."""
+    """Return what failed first in a run and why, or what its first step had to wait for.
+
+    Advice and explanation are passed through ``write``.
+    """
     facts = outcome(run, write)
     del facts["workers"]
     details = (run.result or {}).get("details")

@@ -1,4 +1,4 @@
-"""``muster clean``: what runs have left on a platform for later ones is removed."""
+"""``muster clean``: removes what runs have left on a platform for later runs."""
 
 from __future__ import annotations
 

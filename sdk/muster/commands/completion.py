@@ -1,4 +1,4 @@
-"""Shell completion of the ``muster`` command: files where a script is asked for, and recorded runs."""
+"""Shell completion of the ``muster`` command: files, recorded runs, and their workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def prepare() -> None:
-    """Have bash's words put together again: it takes the ``=`` of ``--strategy=pr`` for a word of its own."""
+    """Register a completion class for bash that handles ``--strategy=pr``, which bash splits into three words."""
     from click.shell_completion import BashComplete, add_completion_class
 
     class Bash(BashComplete):
@@ -32,19 +32,19 @@ def prepare() -> None:
 
 
 def files(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Files and folders, which the shell itself completes."""
+    """Have the shell itself complete a file or folder."""
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(incomplete, type="file")]
 
 
 def run_ids(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Ids of the recorded runs, newest first, and ``last``."""
+    """Complete the id of a recorded run, newest first, or ``last``."""
     return [name for name in ("last", *folders.run_ids()) if name.startswith(incomplete)]
 
 
 def living_run_ids(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Ids of the runs that are under way, newest first, and ``last`` where that is one of them."""
+    """Complete the id of a run that is under way, newest first, or ``last`` if the last run is one of them."""
     known = [Run(folders.muster_home() / "runs" / run_id) for run_id in folders.run_ids()]
     living = [run.run_id for run in known if control.control_file(run.run_dir).exists() and run.status == "running"]
     is_last = bool(living) and living[0] == known[0].run_id
@@ -52,7 +52,7 @@ def living_run_ids(ctx: click.Context, parameter: click.Parameter, incomplete: s
 
 
 def workers(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Workers of the run that stands before this word, and ``launcher`` where it has a log."""
+    """Complete a worker of the run that was named before, or ``launcher`` if the run has a launcher's log."""
     try:
         run = lookup.open_run(ctx.params.get("run") or "last")
     except RunNotFound:

@@ -1,4 +1,4 @@
-"""``muster stop`` and ``stacks``: requests to a run that is under way, whichever process it belongs to."""
+"""``muster stop`` and ``stacks``: requests to a run that is under way, whichever process has started it."""
 
 from __future__ import annotations
 
@@ -54,6 +54,6 @@ def stacks(run: str, worker: str | None) -> None:
 
 
 def _is_of(member: str, process: str) -> bool:
-    """Return whether a process, by its name in messages, is that rank or one of that worker's."""
+    """Return whether a process, by its name in messages, is the rank or belongs to the worker ``member``."""
     rank, _, worker = process.rpartition(" (")  # "rank 1 (worker-1)", or "worker-1" alone
     return member in (rank.replace(" ", "-"), worker.rstrip(")"))

@@ -1,7 +1,7 @@
 """``make demo``: train a small convolutional network on handwritten digits twice, and show that nothing is left behind.
 
-Once with a parameter server and two workers, once with Horovod on two workers. Both are runs like any other, and what
-they left is looked for among the processes, ports and temporary files of this machine.
+The first training uses a parameter server and two workers, the second Horovod on two workers. Both are ordinary runs.
+After each, the processes, ports and temporary files of this machine are searched for anything that it left.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SCRIPTS = Path(__file__).parents[3] / "worker_scripts"
 LEAST_ACCURACY = 0.95
 RUN_TIMEOUT = 600  # seconds
 START_UNCERTAINTY = 1.0  # seconds by which the system may be wrong about when a process started
-EXAMPLES = 6000  # of MNIST, where that is on the machine; scikit-learn's digits are fewer anyway
+EXAMPLES = 6000  # most to train with: MNIST, if it is on the machine, has more; scikit-learn's digits are fewer
 DATA = re.compile(r"^(.+): ([\d,]+) to train, ([\d,]+) to test$", re.MULTILINE)
 
 
@@ -77,7 +77,7 @@ class TrainingOutcome:
 
 
 def main() -> int:
-    """Run the demo; returns its exit status."""
+    """Run the demo, and return its exit status."""
     if not SCRIPTS.is_dir():
         print(f"The demo needs the scripts of Muster's repository, and there is no {SCRIPTS}.", file=sys.stderr)
         return 1
@@ -122,7 +122,7 @@ def train(training: Training) -> TrainingOutcome:
 
 @contextmanager
 def own_temporary_folder() -> Iterator[Path]:
-    """A folder that takes all temporary files of this process and its children, so that none can hide among others."""
+    """Put all temporary files of this process and its children into a new folder, so that leftovers can be found."""
     before, inherited = tempfile.tempdir, os.environ.get("TMPDIR")
     with tempfile.TemporaryDirectory(prefix="demo-", dir="/tmp") as folder:
         tempfile.tempdir = os.environ["TMPDIR"] = folder
@@ -136,7 +136,10 @@ def own_temporary_folder() -> Iterator[Path]:
 
 
 def processes_left(run: Run) -> list[str]:
-    """Processes of a run: those marked with its id, those it recorded, and this process's children since it began."""
+    """Return, in words, the processes of a run that still exist.
+
+    These are the processes marked with its id, those that it recorded, and children of this process since it began.
+    """
     ended = run.started_at + run.seconds
     pids = set(marked("MUSTER_RUN_ID", run.run_id))
     for child in psutil.Process().children(recursive=True):
@@ -153,7 +156,7 @@ def processes_left(run: Run) -> list[str]:
 
 
 def _title(pid: int) -> str:
-    """A process as ``ps`` would show it, on one short line."""
+    """Return the command line of a process, as ``ps`` would show it, cut to 80 characters."""
     try:
         process = psutil.Process(pid)
         return clean(" ".join(process.cmdline()) or process.name())[:80]
@@ -162,7 +165,7 @@ def _title(pid: int) -> str:
 
 
 def ports_left(run: Run) -> list[str]:
-    """Ports on which the run's workers, or this process for the run, still listen."""
+    """Return, in words, the ports on which the run's workers, or this process for the run, still listen."""
     hosts = {event.data.host for event in run.events() if isinstance(event.data, WorkerReady)}
     ports = {SSH_PORT} | {event.data.port for event in run.events() if isinstance(event.data, Listening)}
     everywhere = {"0.0.0.0", "::"}
@@ -176,17 +179,17 @@ def ports_left(run: Run) -> list[str]:
 
 
 def _listening(sockets: Iterable[Any]) -> list[tuple[str, int]]:
-    """Addresses and ports of those sockets that listen."""
+    """Return the addresses and ports of those sockets that listen."""
     return [(socket.laddr.ip, socket.laddr.port) for socket in sockets if socket.status == psutil.CONN_LISTEN]
 
 
 def files_left(folder: Path) -> list[str]:
-    """Return the names of temporary files."""
+    """Return, in words, the files in the folder of temporary files."""
     return [f"file {path}" for path in sorted(folder.rglob("*"))]
 
 
 def data_of(run: Run) -> str:
-    """Return the name of the digits that were learned, as the script printed it."""
+    """Return the line that the script printed about its data set: the name, and the numbers of examples."""
     for worker in run.workers:
         said = DATA.search(run.logs(worker))
         if said:

@@ -1,4 +1,4 @@
-"""``muster doctor``: what would make a launch fail, before it."""
+"""``muster doctor``: checks, before a launch, for what would make it fail."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from muster.commands.run import OPTIONS, as_options, make_request
 from muster.commands.script_command import ScriptCommand
 from muster.commands.wrapping import columns
 
-ONE_LINE = 10_000  # characters, in a pipe: none of the findings is broken there
+ONE_LINE = 10_000  # columns in a pipe, so that no finding is wrapped
 
 
 def _doctor_options(command: Any) -> Any:
-    """The options that describe a job, with a script that may be missing."""
+    """Give a command the options that describe a job, with a script that may be missing."""
     *options, _, args = OPTIONS
     script = click.argument("worker_script", metavar="[SCRIPT]", required=False, shell_complete=completion.files)
     for option in reversed([*options, script, args]):
@@ -73,7 +73,7 @@ def doctor(
 
     has_script = worker_script is not None
     if worker_script is None and options["strategy"] != "parameter_server":
-        worker_script = shutil.which("true")  # these need one; it is not run
+        worker_script = shutil.which("true")  # such strategies need a script; it is not run
     report = examine(make_request(worker_script=worker_script, **options), launch=not no_launch)
     if not has_script:
         text = "none is given, so this is about workers alone: with the options given, and the defaults of all others"

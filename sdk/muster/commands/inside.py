@@ -1,4 +1,4 @@
-"""``muster exec`` and ``forward``: into a worker of a run that is under way, whichever process the run belongs to."""
+"""``muster exec`` and ``forward``: access to a worker of a run that is under way, whichever process has started it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from muster.text.cleaning import clean
 
 OUTPUT, ERRORS = 1, 2
 OF_SIGNALS = 128  # what shells add to the number of a signal for an exit status
-SECONDS_TO_RECORD = 5.0  # that the end of a run takes, once its workers have gone
-# What a program that could not end itself has left a terminal in: its other screen, without a cursor, told of the
-# mouse and of pastes, with other keys and colours.
+SECONDS_TO_RECORD = 5.0  # until the end of a run is recorded, once its workers are gone
+# Resets the modes in which a killed program may leave a terminal: the alternate screen, a hidden cursor, reports of the
+# mouse and of pastes, other codes for keys, and colours.
 LEFT_BY_PROGRAMS = b"\x1b[?47l\x1b[?25h\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[?1l\x1b>\x1b[m\r\n"
 MOST_CONNECTIONS = 16  # to a forwarded port at once
 LOOPBACK = "127.0.0.1"
@@ -70,7 +70,7 @@ def execute(run: str, worker: str, command: tuple[str, ...], wants_terminal: boo
             if closed.exit_code is None and closed.signal is None:
                 raise RunUnreachable(f"It was ended: {clean(closed.text)}.")
     except RunUnreachable as error:
-        with contextlib.suppress(MusterError, TimeoutError):  # how the run has ended says nothing of the command
+        with contextlib.suppress(MusterError, TimeoutError):  # an error of the run says nothing about the command
             opened.wait(SECONDS_TO_RECORD)
         if opened.status == "running":
             raise
@@ -85,10 +85,10 @@ def execute(run: str, worker: str, command: tuple[str, ...], wants_terminal: boo
 def forward(run: str, worker: str, port: str) -> None:
     """Reach a port of a worker of RUN from here.
 
-    PORT is the worker's, and LOCAL the one here: by default the same, 0 for any that is free. Only programs of this
-    machine reach it, at 127.0.0.1. What listens on the worker may do so at the worker's own address or at its
-    loopback. RUN is an id, the beginning of one, or "last"; WORKER is a name such as worker-1, or its number. It goes
-    on until Ctrl-C, or until the run has ended.
+    PORT is a port of the worker, and LOCAL the port here: by default the same, 0 for any that is free. Only programs on
+    this machine reach it, at 127.0.0.1. The program on the worker may listen at the worker's own address or at its
+    loopback address. RUN is an id, the beginning of one, or "last"; WORKER is a name such as worker-1, or its number.
+    It goes on until Ctrl-C, or until the run has ended.
 
     \b
     Examples:
@@ -111,7 +111,7 @@ def forward(run: str, worker: str, port: str) -> None:
 
 
 def _member(run: Run, worker: str) -> str:
-    """Return the name by which the run's session knows that worker or rank, as far as its plan is known yet."""
+    """Return the name by which the run's session knows that worker or rank; unchanged while the run has no plan."""
     return run.member(worker) if run.workers else worker
 
 
@@ -127,7 +127,7 @@ def _ports(text: str) -> tuple[int, int]:
 
 
 def _serve(listener: socket.socket, run: Run, worker: str, port: int) -> None:
-    """Pass on connections, each on a thread, as many at once as may be; until the run has ended."""
+    """Forward connections until the run has ended: each on a thread, at most ``MOST_CONNECTIONS`` at once."""
     free = threading.Semaphore(MOST_CONNECTIONS)
     listener.settimeout(0.5)
     while True:
@@ -159,7 +159,7 @@ def _pass_on(local: socket.socket, run: Run, worker: str, port: int, free: threa
             Pump(connection, local.fileno(), {OUTPUT: local.fileno()}, end).run()
     except RunUnreachable as error:
         click.echo(clean(str(error.message)), err=True)
-    except OSError:  # whoever had connected is gone
+    except OSError:  # the local program has closed the connection
         pass
     finally:
         free.release()
@@ -172,12 +172,12 @@ def _size() -> list[int]:
 
 @contextlib.contextmanager
 def _raw_terminal(pump: Pump) -> Iterator[None]:
-    """Have every key go to the worker, and it told when the terminal changes its size."""
+    """Send every key to the worker, and tell it when the terminal's size changes, until the block ends."""
     number = sys.stdin.fileno()
     before = termios.tcgetattr(number)
     handler = signal.signal(signal.SIGWINCH, lambda *_: pump.resize(*_size()))
     try:
-        tty.setraw(number, termios.TCSADRAIN)  # what has been typed ahead stays
+        tty.setraw(number, termios.TCSADRAIN)  # keeps what has been typed ahead
         yield
     except RunUnreachable:
         os.write(sys.stdout.fileno(), LEFT_BY_PROGRAMS)

@@ -1,4 +1,4 @@
-"""The ``muster`` command: its parts by name, and what its exit status says."""
+"""The ``muster`` command: its subcommands, its errors and its exit statuses."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from muster.text.cleaning import clean
 
 FAILED, INTERRUPTED = 1, 130
 ERROR = "Error: "
-OTHER_NAMES = {  # what people call a command besides
+OTHER_NAMES = {  # other names that people use for a command
     "status": "show", "info": "show", "describe": "show", "ps": "runs", "list": "runs", "ls": "runs", "history": "runs",
     "kill": "stop", "cancel": "stop", "log": "logs", "tail": "logs", "ssh": "exec", "watch": "attach", "why": "explain",
     "start": "run", "submit": "run", "launch": "run", "check": "doctor", "prune": "runs --prune", "rm": "runs --prune",
     "port-forward": "forward",
 }  # fmt: skip
-SECONDS_TO_SAY = 3.0  # to a terminal that has stopped reading
+SECONDS_TO_SAY = 3.0  # how long a message waits for a terminal that has stopped reading
 EXIT_CODES: tuple[tuple[type[MusterError], int], ...] = (
     (JobError, 2),
     (RunNotFound, 2),
@@ -61,9 +61,9 @@ EXIT_CODES: tuple[tuple[type[MusterError], int], ...] = (
 
 
 class ErrorsAsExitCodes(click.Group):
-    """A group whose commands may raise what Muster raises: it becomes a message and an exit status.
+    """A group of commands that turns Muster's exceptions into a message and an exit status.
 
-    Their help is as wide as the terminal or as ``COLUMNS`` says, and has 100 columns in a pipe; click's own has 80.
+    Help is as wide as the terminal, or as ``COLUMNS`` says; in a pipe it has 100 columns, where click's own has 80.
     """
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
@@ -72,7 +72,7 @@ class ErrorsAsExitCodes(click.Group):
         return super().make_context(*args, **extra)
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run as a program. Help is printed before any command is run, perhaps to where it cannot be."""
+        """Run as a program. Also guards standard output for help, which is printed before ``invoke`` is called."""
         outlet.fill_standard_streams()
         if "_MUSTER_COMPLETE" in os.environ:
             completion.prepare()
@@ -80,7 +80,7 @@ class ErrorsAsExitCodes(click.Group):
             return super().main(*args, **extra)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Find the command; one that is called otherwise here, or misspelt, is refused with its name."""
+        """Find the command; refuse a misspelt name, or one used elsewhere, with the name that is likely meant."""
         name = args[0]
         if self.get_command(ctx, name) is None and not ctx.resilient_parsing:
             near = difflib.get_close_matches(name.lower(), self.commands, n=1, cutoff=NEAR)
@@ -90,7 +90,7 @@ class ErrorsAsExitCodes(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command that was asked for."""
+        """Run the command, and turn its exceptions into messages and exit statuses."""
         try:
             with _stdout_may_end():
                 return super().invoke(ctx)
@@ -112,7 +112,7 @@ class ErrorsAsExitCodes(click.Group):
 
 
 def _with_value(command: click.Command, ctx: click.Context, name: str) -> str:
-    """Return an option of a command with what stands for its value in help."""
+    """Return an option of a command with the placeholder of its value, as in help."""
     options = [option for option in command.get_params(ctx) if name in option.opts]
     records = filter(None, (option.get_help_record(ctx) for option in options))
     return next((f"{name} {record[0].rpartition(' ')[2]}" for record in records), f"{name} VALUE")
@@ -120,9 +120,9 @@ def _with_value(command: click.Command, ctx: click.Context, name: str) -> str:
 
 @contextlib.contextmanager
 def _stdout_may_end() -> Iterator[None]:
-    """Let nothing fail because standard output is a pipe that nobody reads any more, as behind ``| head``.
+    """Ignore in the block that standard output is a pipe that nobody reads any more, as with ``| head``.
 
-    Where it takes nothing for another reason, such as a full disk, that is an error, but none that hides another.
+    If it cannot be written for another reason, such as a full disk, that is an error, unless the command failed before.
     """
     try:
         try:
@@ -133,7 +133,7 @@ def _stdout_may_end() -> Iterator[None]:
         if not _is_of_output(error):
             raise
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())  # what is still to be written goes there when the interpreter ends
+        os.dup2(null, sys.stdout.fileno())  # which takes what the interpreter still flushes at its end
         os.close(null)
         is_closed, before = isinstance(error, BrokenPipeError), error.__context__
         has_failed = isinstance(before, MusterError) or bool(getattr(before, "exit_code", getattr(before, "code", 0)))
@@ -151,25 +151,25 @@ def _is_of_output(error: OSError) -> bool:
 
 
 def _say_error(text: str) -> None:
-    """Write an error; its first word in red where that can be shown, and with NO_COLOR only bold."""
+    """Write an error to standard error, with its first word in bold red, or only bold with NO_COLOR, if possible."""
     colour = None if os.environ.get("NO_COLOR") else "red"
     _say((click.style(ERROR, fg=colour, bold=True) if outlet.takes_escapes(sys.stderr) else ERROR) + text)
 
 
 def _say(text: str) -> None:
-    """Write to standard error; a terminal that takes nothing does not keep the process from ending."""
+    """Write to standard error, but give up on a terminal that has stopped reading."""
     outlet.write_within(sys.stderr, f"{text}\n", SECONDS_TO_SAY)
 
 
 def _spelled(error: MusterError) -> MusterError:
-    """The error with what it says about the job, and what to try, in the words of the command line."""
+    """Return the error, with the arguments in its message and advice written as options of the command line."""
     error.message = as_options(error.message)
     error.advice = as_options(error.advice or "")
     return error
 
 
 def exit_code(error: MusterError) -> int:
-    """The exit status that tells a calling script what kind of error it was."""
+    """Return the exit status that tells a calling script the kind of an error."""
     return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), FAILED)
 
 

@@ -1,4 +1,4 @@
-"""RUN and WORKER, as they are given to commands."""
+"""Lookup of the run that is given to a command as RUN."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from muster.records.runs import Run
 
 
 def opened(run: str, command: str) -> Run:
-    """Open a run. A worker that stands in its place is refused with the command that is meant.
+    """Open the run that was given to a command.
 
     Raises:
-        RunNotFound: there is none of that name.
+        RunNotFound: there is no such run. If a worker of the last run has that name, the advice is the likely command.
     """
     try:
         return lookup.open_run(run)
@@ -29,7 +29,7 @@ def under_way(run: str, command: str) -> Run:
     """Open a run that has not ended, as ``opened`` does.
 
     Raises:
-        JobError: it has ended.
+        JobError: the run has ended.
     """
     found = opened(run, command)
     if found.status != "running":

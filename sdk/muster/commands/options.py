@@ -1,4 +1,4 @@
-"""Options of strategies and platforms on the command line: whatever the classes in their tables declare."""
+"""Options of strategies and platforms on the command line, as the classes in their tables declare them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from muster.checks.arguments import seconds_of
 from muster.commands import completion
 from muster.options.fields import Option, options_of
 
-NEAR = 0.75  # how alike a word must be to one that is suggested in its place
+NEAR = 0.75  # how similar a suggested word must be to the given one
 STRATEGIES, PLATFORMS = "Options of strategies", "Options of platforms"
 
 
@@ -26,7 +26,7 @@ class WholeNumber(click.IntRange):
     name = "whole number"
 
     def get_metavar(self, *_: object, **__: object) -> str:
-        """Return what stands for it in help."""
+        """Return the placeholder of the value in help."""
         return "N"
 
 
@@ -37,16 +37,16 @@ class Number(click.FloatRange):
 
 
 class TimeSpan(Number):
-    """A time span, as a number of seconds or with units, which becomes that number."""
+    """A time span, given as a number of seconds or with units, and converted to seconds."""
 
     name = "time span"
 
     def get_metavar(self, *_: object, **__: object) -> str:
-        """Return what stands for it in help."""
+        """Return the placeholder of the value in help."""
         return "TIME"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the seconds."""
+        """Return the number of seconds."""
         seconds = seconds_of(value) if isinstance(value, str) else None
         return super().convert(value if seconds is None else seconds, param, ctx)
 
@@ -75,11 +75,11 @@ else:  # click 8.1 has no parameter
 
 
 class NameIn(Choice):
-    """One of the names in a table, to which others may be added.
+    """One of the names in a table, to which entries may be added later.
 
     Args:
-        table: what has the names.
-        others: what people call the same besides, and its name.
+        table: the table, whose keys are the names.
+        others: other names that people use, each with the name in the table.
     """
 
     def __init__(self, table: Mapping[str, Any], others: Mapping[str, str]) -> None:
@@ -94,10 +94,10 @@ class NameIn(Choice):
 
     @choices.setter
     def choices(self, names: object) -> None:
-        """Do nothing: the table is what counts."""
+        """Do nothing, as the table alone has the names."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the name, or refuse it with the one that is likely meant by it: called so elsewhere, or nearly so."""
+        """Return the name; refuse a misspelt name, or one used elsewhere, with the name that is likely meant."""
         if value not in self._table:
             near = difflib.get_close_matches(value.lower(), self._table, n=1, cutoff=NEAR)
             meant = self._others.get(value.lower()) or (near[0] if near else None)
@@ -106,7 +106,7 @@ class NameIn(Choice):
         return super().convert(value, param, ctx)
 
     def fail(self, message: str, param: click.Parameter | None = None, ctx: click.Context | None = None) -> NoReturn:
-        """Refuse a name, and tell whoever has a class for it where that can be given."""
+        """Refuse a name, and say how an object of the user's own class is given."""
         super().fail(f"{message.rstrip('.')}; one of your own is given in Python, as an object.", param, ctx)
 
 
@@ -114,8 +114,8 @@ class DeclaredOption(click.Option):
     """An option that the class of a strategy or a platform declares.
 
     Args:
-        section: heading that it stands under in the help.
-        having: the option as each of the strategies or platforms declares it that have it, by their names.
+        section: the heading above it in the help.
+        having: names of the strategies or platforms that have the option, with the option as each declares it.
     """
 
     def __init__(self, section: str, having: Mapping[str, Option]) -> None:
@@ -139,12 +139,12 @@ class PlatformCommand(click.Command):
     """A command that also takes the options of platforms, which its help shows in a section of their own."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The command's own parameters, and the options that are declared elsewhere."""
+        """Return the command's own parameters, and the options that are declared elsewhere."""
         *own, last = super().get_params(ctx)  # --help
         return [*own, *self.declared_options(), last]
 
     def declared_options(self) -> Iterator[DeclaredOption]:
-        """The options that platforms declare."""
+        """Return the options that platforms declare."""
         return platform_options()
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -160,12 +160,12 @@ class PlatformCommand(click.Command):
 
 
 def strategy_options() -> Iterator[DeclaredOption]:
-    """The options of all strategies that a command line can say, each of them once."""
+    """Return the options of all strategies that have a form on the command line, each of them once."""
     return _of_table(STRATEGIES, strategies.STRATEGIES, strategies.strategy_class)
 
 
 def platform_options() -> Iterator[DeclaredOption]:
-    """The options of all platforms that a command line can say, each of them once."""
+    """Return the options of all platforms that have a form on the command line, each of them once."""
     return _of_table(PLATFORMS, platforms.PLATFORMS, platforms.platform_class)
 
 
@@ -180,7 +180,7 @@ def _of_table(section: str, table: Mapping[str, str], class_of: Callable[[str], 
 
 
 def _default_of(having: Mapping[str, Option]) -> str:
-    """The default of an option; where strategies or platforms have different ones, of each that has one."""
+    """Return the default of an option; all of them, with names, where strategies or platforms have different ones."""
     defaults = {name: str(option.default) for name, option in having.items() if option.default}
     if len(set(defaults.values())) > 1:
         return "; ".join(f"{default} ({name})" for name, default in defaults.items())
@@ -198,7 +198,7 @@ def _click_type(declared: Option) -> click.ParamType[Any] | None:
 
 
 def words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
-    """The words of a piece of command line."""
+    """Split a piece of a command line into words, as a shell does."""
     try:
         return None if text is None else tuple(shlex.split(text))
     except ValueError as error:

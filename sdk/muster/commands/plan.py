@@ -55,7 +55,7 @@ def plan(json_wanted: bool, submission_wanted: bool, quiet: bool, **options: Any
 
 
 def as_text(data: dict[str, Any]) -> str:
-    """A plan as people read it."""
+    """Return a plan as text for people."""
     lines = [f"{'project':<10} {data['project']}"] if data["project"] else []
     lines += [f"{role:<10} {', '.join(addresses)}" for role, addresses in data["cluster_spec"].items()]
     if data["environment"]:

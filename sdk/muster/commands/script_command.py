@@ -1,4 +1,4 @@
-"""Commands with a script: their own options stand before SCRIPT or after it, and any other there is the script's."""
+"""Commands with a script: they take their own options before and after SCRIPT; others after it are the script's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from muster.commands.options import (
     strategy_options,
 )
 
-LONGEST_SCRIPT = 1_000_000  # characters of it in which its own options are looked for
+LONGEST_SCRIPT = 1_000_000  # characters of a script that are searched for names of its own options
 NUMBER = re.compile(r"[\d.]+")
 UNIT = re.compile(r"d(ays?)?|h(rs?|ours?)?|m(ins?|inutes?)?|s(ecs?|econds?)?", re.IGNORECASE)
 
@@ -33,7 +33,7 @@ class ScriptCommand(PlatformCommand):
     allow_interspersed_args = False
 
     def declared_options(self) -> Iterator[DeclaredOption]:
-        """The options that strategies and platforms declare."""
+        """Return the options that strategies and platforms declare."""
         yield from strategy_options()
         yield from platform_options()
 
@@ -67,17 +67,17 @@ class ScriptCommand(PlatformCommand):
 
 
 def own_options_first(args: Sequence[str], takes_value: Mapping[str, bool]) -> list[str]:
-    """The arguments with all known options in front of SCRIPT.
+    """Return the arguments with all known options moved in front of SCRIPT.
 
     Args:
-        args: what stands on the command line.
+        args: the arguments on the command line.
         takes_value: for each known option, whether a value follows it.
 
     >>> own_options_first(["train.py", "--epochs", "3", "-n", "2", "--", "-n"], {"-n": True})
     ['-n', '2', 'train.py', '--epochs', '3', '-n']
     """
     own: list[str] = []
-    rest: list[str] = []  # SCRIPT and what is the script's
+    rest: list[str] = []  # SCRIPT and the script's arguments
     words = iter(args)
     for word in words:
         name, equals, _ = word.partition("=")
@@ -93,7 +93,7 @@ def own_options_first(args: Sequence[str], takes_value: Mapping[str, bool]) -> l
 
 
 def names_script(args: Sequence[str], takes_value: Mapping[str, bool]) -> bool:
-    """Return whether any of the words may name a script: those that follow unknown options may be their values.
+    """Return whether any of the words may name a script, including words that may be values of unknown options.
 
     >>> names_script(["-n", "2", "--epochs", "3"], {"-n": True}), names_script(["--epochs", "3", "train.py"], {})
     (False, True)
@@ -108,7 +108,7 @@ def names_script(args: Sequence[str], takes_value: Mapping[str, bool]) -> bool:
 
 
 def times_in_two_words(args: Sequence[str], times: Collection[str]) -> dict[str, str]:
-    """Units that are words of their own, and so are none of a time, each with what may have been meant.
+    """Return units that are separate words, and so not part of the time before, each with what was likely meant.
 
     >>> times_in_two_words(["--detach", "8", "hours", "train.py", "--stall=2", "min"], {"--detach", "--stall"})
     {'hours': '--detach 8h', 'min': '--stall 2m'}
@@ -123,10 +123,10 @@ def times_in_two_words(args: Sequence[str], times: Collection[str]) -> dict[str,
 
 
 def misspelt(args: Sequence[str], takes_value: Mapping[str, bool], script: str = "") -> dict[str, str]:
-    """Words for the script that look like an option of the command, each with what may have been meant.
+    """Return words for the script that look like options of the command, each with what was likely meant.
 
     Args:
-        args: what stands on the command line. What is behind a ``--`` is the script's without doubt.
+        args: the arguments on the command line. Those after ``--`` are certainly the script's.
         takes_value: for each known option, whether a value follows it.
         script: the text of the script; an option that it names is its own.
 
@@ -150,7 +150,7 @@ def misspelt(args: Sequence[str], takes_value: Mapping[str, bool], script: str =
 
 
 def _text_of(script: str | None) -> str:
-    """Text of a script's file; empty where there is none that can be read."""
+    """Return the text of a script's file; empty where it cannot be read."""
     try:
         with open(script or "", encoding="utf-8", errors="replace") as file:
             return file.read(LONGEST_SCRIPT)

@@ -1,4 +1,4 @@
-"""This side of a stream to a worker: passes on what comes from a local descriptor, and writes what the worker sends."""
+"""The local side of a stream to a worker: sends the bytes of a local descriptor, and writes those from the worker."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from muster.agent import frames, wire
 from muster.errors import RunUnreachable
 
 PIECE = 1 << 15  # bytes that are read at once
-AT_ONCE = 4096  # bytes that can be written without waiting wherever anything can: PIPE_BUF
-POLL_SECONDS = 0.25  # how soon a terminal's new size is passed on
+AT_ONCE = 4096  # bytes that any writable descriptor takes without blocking: PIPE_BUF
+POLL_SECONDS = 0.25  # the longest delay before a terminal's new size is sent
 READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
 WRITABLE = select.POLLOUT | select.POLLHUP | select.POLLERR
 
@@ -21,13 +21,13 @@ WRITABLE = select.POLLOUT | select.POLLHUP | select.POLLERR
 class Pump:
     """Copies a stream's bytes to and from local descriptors.
 
-    Nothing here waits for anything but all of it at once, so that no direction can hold up the other.
+    It waits for all of them at once, so that neither direction can hold up the other.
 
     Args:
-        connection: to the run's control socket, where the stream has been opened.
-        source: descriptor to read what goes to the worker from; None for nothing.
-        sinks: descriptors for what comes from there, by channel.
-        on_end: called with a channel on which nothing more comes.
+        connection: the connection to the run's control socket on which the stream has been opened.
+        source: descriptor with the bytes for the worker; None for none.
+        sinks: descriptors to which the worker's bytes are written, by channel.
+        on_end: called with each channel that has ended.
     """
 
     def __init__(
@@ -53,15 +53,15 @@ class Pump:
             self._send(wire.Eof(1))
 
     def resize(self, rows: int, columns: int) -> None:
-        """Tell the worker that the terminal has another size."""
+        """Tell the worker the terminal's new size."""
         self._send(wire.Resize(1, rows, columns))
 
     def run(self) -> wire.Closed:
-        """Pass everything on until the stream has ended; return how.
+        """Copy bytes until the stream has ended, and return the message that says how it ended.
 
         Raises:
-            RunUnreachable: the run has ended before.
-            OSError: what comes cannot be written any more.
+            RunUnreachable: the run, or its session, has ended before the stream.
+            OSError: a sink cannot be written to.
         """
         with contextlib.closing(self._connection):
             while self._closed is None or any(self._unwritten.values()):
@@ -117,7 +117,7 @@ class Pump:
         with contextlib.suppress(BlockingIOError):
             try:
                 sent = self._connection.send(self._unsent)
-            except BrokenPipeError:  # what was said last can still be read
+            except BrokenPipeError:  # the last messages from the other side can still be read
                 sent = len(self._unsent)
             del self._unsent[:sent]
 

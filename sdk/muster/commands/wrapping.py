@@ -1,4 +1,4 @@
-"""Line breaks between words, where a terminal would break lines anywhere."""
+"""Line breaks between words, as a terminal would break long lines anywhere."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import TextIO
 
 import click
 
-MARKS_OF_TRACEBACKS = set(" ~^|")  # a line of them points at the one above, which a second line does not
+MARKS_OF_TRACEBACKS = set(" ~^|")  # a line of these points into the line above, unless that is wrapped
 
 
 def columns(otherwise: int = 80) -> int:
-    """Return how wide the terminal is, or ``COLUMNS`` says; ``otherwise`` where there is none, or it does not know."""
-    return shutil.get_terminal_size((otherwise, 24)).columns or otherwise  # Python 3.10 hands on its 0
+    """Return the width of the terminal, or what ``COLUMNS`` says; ``otherwise`` if there is none, or it is unknown."""
+    return shutil.get_terminal_size((otherwise, 24)).columns or otherwise  # Python 3.10 returns a terminal's 0
 
 
 def wrapped(text: str, stream: TextIO | None = None, taken: int = 0) -> str:
-    """Return ``text`` in lines that fit the terminal that it is written to; as it is where that is no terminal.
+    """Return ``text`` in lines that fit the terminal of ``stream``; unchanged where that is no terminal.
 
-    Words that are longer than a line, such as paths, stay whole. Of the first line ``taken`` characters are used.
+    Words that are longer than a line, such as paths, stay whole. The first line is shorter by ``taken`` characters.
     """
     stream = stream or sys.stdout
     if not stream.isatty():
@@ -32,28 +32,28 @@ def wrapped(text: str, stream: TextIO | None = None, taken: int = 0) -> str:
 
 
 class HelpFormatter(click.HelpFormatter):
-    """Formatter of help that breaks lines of examples and tables, too, and has options above narrow descriptions."""
+    """Formatter of help that also wraps examples and tables, and puts long options above their descriptions."""
 
     def write_text(self, text: str) -> None:
-        """Write paragraphs; those whose lines click leaves as they are fit as well."""
+        """Write paragraphs, and wrap also those whose lines click does not wrap."""
         width = self.width - self.current_indent
         lines = click.formatting.wrap_text(text, width, preserve_paragraphs=True).split("\n")
         indent = " " * self.current_indent
         self.write("".join(f"{_fill(indent + line, self.width, 0) if line else ''}\n" for line in lines))
 
     def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
-        """Write options or commands with what they are, in no less than half of the width."""
+        """Write options or commands with their descriptions, which get at least half of the width."""
         super().write_dl(rows, min(col_max, self.width // 3), col_spacing)
 
 
 class HelpContext(click.Context):
-    """The context of a command whose help is written so."""
+    """The context of a command whose help is written by ``HelpFormatter``."""
 
     formatter_class = HelpFormatter
 
 
 def _fill(line: str, width: int, taken: int) -> str:
-    """Break a line between words; what is broken off is indented as the line is, and two further where that is."""
+    """Wrap a line between words; if it is indented, further lines are indented by two columns more."""
     if len(line) + taken <= width:
         return line
     indent = line[: len(line) - len(line.lstrip())]

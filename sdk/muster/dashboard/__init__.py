@@ -1,4 +1,4 @@
-"""Live views of a run. Dashboards are observers: they see events, and cannot change the run."""
+"""Live views of a run. Dashboards are observers: they receive events, and cannot change the run."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ __all__ = ["Dashboard", "NoDashboard", "Shown", "choose", "is_notebook", "is_ter
 VARIABLE = "MUSTER_DASHBOARD"
 NOTEBOOK = ("widget", "basic")
 ELSEWHERE = ("rich", "plain")
-OF_A_CELL = {"TERM": "xterm-color", "GIT_PAGER": "cat"}  # in the environment that ipykernel gives to commands
+OF_A_CELL = {"TERM": "xterm-color", "GIT_PAGER": "cat"}  # variables that ipykernel sets for a cell's shell commands
 
 
 def choose(stream: TextIO | None = None, cluster: Shown | None = None) -> Dashboard:
-    """The dashboard that suits: a widget in a notebook, else live in a terminal, else plain lines.
+    """Return the dashboard that suits: a widget in a notebook, a live picture in a terminal, else plain lines.
 
-    In the background of a terminal, as with ``&``, these are plain lines, too: there others write meanwhile.
+    A process in the background of a terminal, as with ``&``, gets plain lines, too: others write there meanwhile.
 
     The environment variable ``MUSTER_DASHBOARD`` overrides: ``widget``, ``basic`` (a simpler widget, for notebooks
     that cannot load the other), ``rich``, ``plain`` or ``off``.
 
     Args:
-        stream: what to write to where there is no notebook; standard output by default.
-        cluster: what is shown, so that a notebook can stop it and show its logs; None where there is no cluster.
+        stream: the stream to write to outside a notebook; standard output by default.
+        cluster: the cluster to show, so that a notebook can stop it and show its logs; None if there is none.
 
     Raises:
         JobError: ``MUSTER_DASHBOARD`` has another value.
@@ -55,16 +55,16 @@ def choose(stream: TextIO | None = None, cluster: Shown | None = None) -> Dashbo
 
 
 def is_notebook() -> bool:
-    """Return whether this is a kernel, which shows what it displays in a notebook."""
+    """Return whether this process is a kernel, whose output a notebook displays."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Return whether a picture on ``stream`` can be painted over, and nobody else writes there meanwhile.
+    """Return whether ``stream`` is a terminal where a picture can be painted over, and nobody else writes meanwhile.
 
-    That of a command in a notebook's cell (``!muster show``) cannot, though IPython gives it a terminal.
+    False for a command in a notebook's cell (``!muster show``), though IPython gives the command a terminal.
     """
     if not takes_escapes(stream):
         return False

@@ -11,19 +11,19 @@ from muster.events import Event
 
 
 class Dashboard(Protocol):
-    """An observer that shows a run's events, until ``close``. It may be called from any thread."""
+    """An observer that shows a run's events until it is closed. It may be called from any thread."""
 
     def __call__(self, event: Event) -> None:
         """Take one event into account."""
         ...
 
     def close(self) -> None:
-        """Show the last state and release the screen. Idempotent; the end of the run does it as well."""
+        """Show the last state and release the screen. Idempotent; the event for the end of the run does the same."""
         ...
 
 
 class Shown(Protocol):
-    """The part of a cluster that a dashboard uses: where it keeps its files, and a way to end it without waiting."""
+    """The part of a cluster's interface that a dashboard uses."""
 
     @property
     def run_dir(self) -> Path:
@@ -35,7 +35,7 @@ class Shown(Protocol):
         ...
 
     def stacks(self) -> dict[str, str]:
-        """The Python stacks of all ranks right now."""
+        """Return the current Python stacks of all ranks."""
         ...
 
 
@@ -45,7 +45,7 @@ class Controls:
 
     Attributes:
         stop: asks the run to end, without waiting for that; raises MusterError if the run does not answer.
-        stacks: returns the present Python stacks of all ranks; raises MusterError as well.
+        stacks: returns the current Python stacks of all ranks; raises MusterError as well.
         is_own: whether the run ends with this session, and an interrupt of this session ends it.
     """
 
@@ -55,7 +55,7 @@ class Controls:
 
 
 class NoDashboard:
-    """Shows nothing."""
+    """A dashboard that shows nothing."""
 
     def __call__(self, event: Event) -> None:
         """Ignore the event."""

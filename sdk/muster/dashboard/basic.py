@@ -1,4 +1,4 @@
-"""The live view where anywidget cannot be loaded: the static picture again and again, beside a stop button."""
+"""The live view where anywidget cannot be loaded: the static picture, repainted, and a stop button."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from muster.dashboard.base import Controls
 from muster.dashboard.clicks import let_clicks_through
 from muster.dashboard.live import LiveState
 
-SECONDS_PER_PICTURE = 1.0  # without news, for the sake of the clock
+SECONDS_PER_PICTURE = 1.0  # if nothing changes but the elapsed time
 SECONDS_PER_BUNDLE = 5.0  # of the picture beside the widget, for pages that can show no widget
 
 
 class BasicView:
-    """Shows a ``LiveState`` with nothing but what ipywidgets itself brings."""
+    """A live view that shows a ``LiveState`` with the widgets of ipywidgets alone."""
 
     cover = remedy = ""
     seconds_per_picture = SECONDS_PER_BUNDLE

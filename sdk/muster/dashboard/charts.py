@@ -1,4 +1,4 @@
-"""Curves of the metrics as pictures in an HTML page: SVG within the address of an image, which notebooks keep."""
+"""Charts of the metrics for an HTML page: SVG in the data URL of an image, which notebooks keep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from muster.dashboard.text import number
 
 MAX_CHARTS = 4
 WIDTH, HEIGHT = 396, 132
-LEFT, RIGHT, TOP, BOTTOM = 58, 388, 24, 108  # of the area in which the curves are; texts stand outside
+LEFT, RIGHT, TOP, BOTTOM = 58, 388, 24, 108  # edges of the area with the curves; texts stand outside
 LETTER = 7  # the width of a digit beside the axis, at most
 VARIANT = re.compile(r"(val|validation|test|eval|train)_(.+)")
 COLOURS = {"train": "#1a73e8", "val": "#d2691e", "test": "#188038"}  # each stands out on white and on black
@@ -24,7 +24,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def charts(view: RunView) -> str:
-    """A picture for each kind of metric that has a course: loss with val_loss, accuracy with val_accuracy."""
+    """Return a chart for each kind of metric with several values: loss with val_loss, accuracy with val_accuracy."""
     drawn = [chart(family, variants) for family, variants in _families(view) if _has_course(variants.values())]
     pictures = [f'<img alt="{escape(label)}" src="{_address(picture)}">' for label, picture in drawn[:MAX_CHARTS]]
     return f'<div style="margin:6px 0">{" ".join(pictures)}</div>' if pictures else ""
@@ -79,7 +79,7 @@ def _has_course(curves: Iterable[Points]) -> bool:
 
 
 def _caption(family: str, variants: dict[str, Points]) -> str:
-    """The name, cut where it would leave no room for the newest values, and these."""
+    """Return the caption of a chart: the metric's name, cut to leave room for the newest values, and these values."""
     newest = {variant: number(points[-1][1], 3) for variant, points in variants.items()}
     if len(variants) > 1:
         newest = {variant: f"{variant} {value}" for variant, value in newest.items()}
@@ -99,12 +99,12 @@ def _caption(family: str, variants: dict[str, Points]) -> str:
 
 
 def _key(variant: str, points: Points) -> str:
-    """The sign of a curve in a line of text, which flows however wide the letters are."""
+    """Return the key of a curve as text, so that the caption flows however wide the letters are."""
     return "●" if len(points) == 1 else "- -" if _kind(variant) == "val" else "—"
 
 
 def _line(variant: str, points: Points, position: Callable[[tuple[float, float]], tuple[float, float]]) -> str:
-    """A curve, with a gap where a value is not finite; a dot where there is but one value."""
+    """Return a curve, with a gap where a value is not finite; a dot if there is only one finite value."""
     finite = [point for point in points if math.isfinite(point[1])]
     if len(finite) == 1:
         return _dot(variant, *position(finite[0]))

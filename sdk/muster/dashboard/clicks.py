@@ -1,4 +1,4 @@
-"""Clicks that reach Python while a cell runs."""
+"""Workaround for ipykernel, so that clicks on a widget reach Python while a cell runs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 
 def let_clicks_through(comm: Any) -> None:
-    """Have what a page says answered on the thread that it comes in on, while a cell keeps the main thread.
+    """Have messages of a page handled on the thread that receives them, while a cell occupies the main thread.
 
-    ipykernel 7.4 sends it to the thread that the comm was last used from, which may be the one that is busy. Before 7
-    there is but one thread, and nothing to be done here.
+    ipykernel 7.4 passes them to the thread that last used the comm, which may be the busy one. Before version 7 there
+    is only one thread, and nothing can be done here.
     """
     if hasattr(comm, "_reply_subshell_for"):
         comm._reply_subshell_for = lambda data, default: default

@@ -1,4 +1,4 @@
-"""The history of one metric, bounded however long the run."""
+"""The history of one metric, of bounded size however long the run."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class Curve:
 
     @property
     def seen(self) -> tuple[int, int]:
-        """A mark for ``since``: how often the curve has begun anew, and how many points it has been given since."""
+        """A mark for ``since``: how often the curve has begun anew, and how many points were added since."""
         return self._sources, self._count
 
     @property
     def points(self) -> list[Point]:
-        """The points that have been kept, oldest first."""
+        """The points that are kept, oldest first."""
         if self.last is None or (self._kept and self._kept[-1] is self.last):
             return list(self._kept)
         return [*self._kept, self.last]
 
     def since(self, seen: tuple[int, int]) -> list[Point]:
-        """Return the kept points of those added after a mark of this source, oldest first."""
+        """Return the kept points that were added after a mark of the same source, oldest first."""
         first = -(-seen[1] // self._stride)  # points[i] was the i * stride-th to be added
         points = self._kept[first:]
         if self.last is not None and seen[1] < self._count and not (points and points[-1] is self.last):
@@ -53,7 +53,7 @@ class Curve:
         return points
 
     def add(self, source: tuple[Any, ...], point: Point) -> bool:
-        """Append a point unless it is from another source than the followed one; return whether it was appended."""
+        """Append a point unless it is from another source than the curve follows; return whether it was appended."""
         if self._source is None or source < self._source:
             self._source, self._kept, self._stride, self._count = source, [], 1, 0
             self._sources += 1

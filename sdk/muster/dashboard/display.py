@@ -19,15 +19,15 @@ from muster.dashboard.tensorboard import hint
 from muster.records.runs import Run
 from muster.run.cluster import Cluster
 
-SECONDS_TO_CATCH_UP = 3.0  # with what is recorded of a run under way
+SECONDS_TO_CATCH_UP = 3.0  # at most, to read the events recorded so far of a run under way
 
 _dashboards: WeakKeyDictionary[Any, NotebookDashboard] = WeakKeyDictionary()
 
 
 def dashboard_of(cluster: Shown, kind: str = "") -> NotebookDashboard:
-    """A dashboard for a cluster that has not been started, displayed below the cell that runs.
+    """Return a dashboard for a cluster that has not been started, and display it below the cell that runs.
 
-    It is to be subscribed to the cluster.
+    The caller has to subscribe the dashboard to the cluster.
     """
     dashboard = NotebookDashboard(_load(kind), lambda: cluster.run_dir, controls_of(cluster))
     _dashboards[cluster] = dashboard
@@ -66,10 +66,10 @@ def _show_run(run: Run, shown: Cluster | Run, controls: Controls) -> None:
 
 
 def _load(kind: str) -> MakeView:
-    """Return the maker of the live view: of the best that can be loaded, or of the one that was asked for.
+    """Return the class of the live view: the best that can be loaded, or the one that was asked for.
 
-    That of a plain kernel, which has no widgets, shows pictures; so does one that runs a notebook for nobody,
-    which would be kept with the code of each widget.
+    A plain kernel, which has no widgets, gets pictures; so does a kernel that runs a notebook unattended, since the
+    notebook would be saved with the code of each widget.
     """
     if not kind and not is_attended():
         return PictureView

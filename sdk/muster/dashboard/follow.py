@@ -1,4 +1,4 @@
-"""A recorded run as a stream of events: those that it has had, and those to come while it runs."""
+"""A recorded run as a stream of events: those recorded so far, and those to come while it runs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from muster.events.data import Output, Usage
 from muster.records.runs import Run
 
 READ_SECONDS = 0.25
-READS_PER_LOG = 4  # logs are read less often: there is one for each worker
-LOG_BYTES = 4096  # of a log that is there already: only its last line is shown
-ASK_SECONDS = 1.0  # until a run under way is asked again for what its workers use,
-WORKERS_PER_SECOND = 1000  # or longer, where there are more than these
+READS_PER_LOG = 4  # readings of the events for one of the logs, as there is a log for each worker
+LOG_BYTES = 4096  # read from the end of a log that exists already: only its last line is shown
+ASK_SECONDS = 1.0  # between two queries for the workers' use of resources
+WORKERS_PER_SECOND = 1000  # with more workers, the pause between two queries is longer
 
 
 def follow(run: Run, observer: Observer, caught_up: threading.Event | None = None) -> None:
-    """Tell ``observer`` everything that is recorded of ``run``, until it has ended.
+    """Call ``observer`` with every event that is recorded of ``run``, until the run has ended.
 
-    ``caught_up`` is set once all has been told that was recorded before.
+    ``caught_up`` is set once all events have been passed on that were recorded before the call.
     """
     caught_up = caught_up or threading.Event()
     usage = _Usage(run)
@@ -59,15 +59,15 @@ def _follow(run: Run, observer: Observer, caught_up: threading.Event, usage: _Us
 
 
 def usage_now(run: Run) -> list[Event]:
-    """Return what the workers of a run use right now, which is not among the recorded events; empty where unknown."""
+    """Return the workers' current use of resources as events, which a run does not record; empty if unknown."""
     try:
         return [Event.of(Usage(*used), worker) for worker, used in run.usage().items()]
-    except (MusterError, TypeError):  # nobody answers; or another version of Muster does
+    except (MusterError, TypeError):  # the session does not answer, or is of another version of Muster
         return []
 
 
 class _Usage:
-    """Use of the workers of a run, asked for on a thread of its own: a session that hangs holds up no view."""
+    """Queries the workers' use of resources on a separate thread, so that a session that hangs blocks no view."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -76,11 +76,11 @@ class _Usage:
         threading.Thread(target=self._ask, name="muster-usage", daemon=True).start()
 
     def news(self) -> list[Event]:
-        """Return what has come since the last call."""
+        """Return the events that have come since the last call."""
         return [self._news.get() for _ in range(self._news.qsize())]
 
     def close(self) -> None:
-        """Stop following the run."""
+        """Stop the queries."""
         self._closed.set()
 
     def _ask(self) -> None:
@@ -96,7 +96,7 @@ class _Usage:
 
 
 def _teller(observer: Observer, tell_last: Callable[[], None]) -> tuple[Observer, threading.Event]:
-    """``observer``, which is told of the end after ``tell_last``; and what is set once it has been."""
+    """Return ``observer`` wrapped to call ``tell_last`` before it gets the end, and an event set once it has got it."""
     ended = threading.Event()
 
     def tell(event: Event) -> None:
@@ -112,12 +112,12 @@ def _teller(observer: Observer, tell_last: Callable[[], None]) -> tuple[Observer
 def _tell_line(line: str, tell: Callable[[Event], None]) -> None:
     try:
         tell(Event.from_json(line))
-    except ValueError:  # torn when a session died
+    except ValueError:  # an incomplete line, left by a session that died
         return
 
 
 def _tell_output(folder: Path, logs: dict[str, LogTail], tell: Observer) -> None:
-    """Emit what workers have printed, from their logs: it is not among the recorded events."""
+    """Emit new output of the workers, read from their logs, as events do not record it."""
     for path in folder.glob("*-*.log"):
         tail = logs.setdefault(path.stem, LogTail(path, at_most=LOG_BYTES))
         text = tail.read()

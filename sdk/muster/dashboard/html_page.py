@@ -1,4 +1,4 @@
-"""A recorded run as one page that needs nothing else: the widget of notebooks, with all that it shows within it."""
+"""A recorded run as one self-contained HTML page: the widget of notebooks, with all data that it shows."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from muster.dashboard.model import RunView
 from muster.dashboard.replay import replay
 from muster.records.runs import Run
 
-MAX_LOGS = 64  # of workers, failed ones first: the ends of their logs are in the page
+MAX_LOGS = 64  # the workers, failed ones first, whose logs' ends are in the page
 
 
 def html_page(run: Run) -> str:
-    """The page. Without JavaScript it shows the static picture."""
+    """Return the page as HTML. Without JavaScript it shows the static picture."""
     view = replay(run)
     data = {"snapshot": LiveState(view).snapshot(), "logs": _logs(run, view)}
     return f"""<!doctype html>
@@ -39,12 +39,12 @@ def html_page(run: Run) -> str:
 
 
 def _logs(run: Run, view: RunView) -> dict[str, dict[str, Any]]:
-    """The end of each log, as a live view is sent it."""
+    """Return the end of each worker's log, in the form in which it is sent to a live view."""
     known = set(run.workers)
     shown = [worker.name for worker in view.in_order() if worker.name in known][:MAX_LOGS]
     return {name: LogWindow(run.log_path(name)).read() for name in shown}
 
 
 def _embedded(data: object) -> str:
-    """JSON that cannot end the element that it stands in."""
+    """Return data as JSON that cannot close the HTML element around it."""
     return json.dumps(data).replace("<", "\\u003c")

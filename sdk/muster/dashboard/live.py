@@ -1,7 +1,7 @@
-"""The state of a run that live views in a browser share: it takes events in on one thread and gives diffs on another.
+"""The state of a run behind the live views in browsers: one thread adds events, and another takes diffs.
 
-A browser is sent one ``snapshot`` and then diffs, all plain data. Workers are columns of values rather than rows of
-fields, which is a third of the size and of the time.
+A browser is sent one ``snapshot`` and then diffs, all plain data. Workers are sent as columns of values rather than as
+rows of fields, which takes a third of the size and of the time.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ COLUMNS: dict[str, Callable[[WorkerView], Any]] = {
     "ending": attrgetter("ending"),
     "reason": attrgetter("reason"),
 }
-# With four diffs a second, a thousand workers that all change all the time are shown as they were a second ago.
+# With four diffs a second, a thousand workers that change all the time are shown as they were a second ago.
 MOST_ROWS = 256
 URGENT = frozenset({EventKind.WORKER_STATE, EventKind.EXCEPTION, EventKind.PROCESS_EXITED})
-AGGREGATES_SECONDS = 1.0  # sums over more than MOST_ROWS workers are made no more often than this
+AGGREGATES_SECONDS = 1.0  # at least, between two computations over more than MOST_ROWS workers
 Columns = dict[str, list[Any]]
 
 
 class LiveState:
-    """A view with a lock around it, which knows what has changed since it was last asked.
+    """A view and a lock, with a record of what has changed since the last diff was taken.
 
     Attributes:
-        view: what the run looks like; to be read with ``lock`` held.
+        view: the state of the run; to be read with ``lock`` held.
     """
 
     def __init__(self, view: RunView | None = None) -> None:
         self.view = view or RunView()
         self.lock = threading.RLock()
-        self._changed = dict.fromkeys(self.view.workers)  # in order, so that all have their turn
+        self._changed = dict.fromkeys(self.view.workers)  # in order, so that each has its turn
         self._urgent: dict[str, None] = {}
         self._version = -1
         self._number = 0
@@ -78,12 +78,12 @@ class LiveState:
                     self._urgent[event.worker] = None
 
     def take_diff(self) -> dict[str, Any] | None:
-        """Return the changes since the last call; None where there are none.
+        """Return the changes since the last call; None if there are none.
 
-        ``names`` are new workers, in order; ``columns`` has, for each column with any news, the values of the workers
-        whose indices are ``rows``; ``points`` are the new ones of each curve that has grown, and of those in ``anew``
-        all there are. Of more than ``MOST_ROWS`` workers with news the rest waits for the next call, until the run has
-        ended; those that have failed or changed their state wait for nobody.
+        ``names`` are the new workers, in order. ``columns`` has, for each column with changes, the values of the
+        workers whose indices are ``rows``. ``points`` has the new points of each curve that has grown; the points of
+        a curve in ``anew`` replace all earlier ones. Of more than ``MOST_ROWS`` changed workers the rest waits for the
+        next call, unless the run has ended. Workers that have failed or changed their state do not wait.
         """
         with self.lock:
             if self.view.version == self._version and not self._changed:
@@ -106,9 +106,9 @@ class LiveState:
             }
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything, for a browser that knows nothing yet; all that read the diffs have to read it.
+        """Return the whole state, for a new browser. Every browser that reads the diffs must read it, too.
 
-        Diffs go on from it: a value that has changed and changed back since the last one is news to who has read this.
+        The next diff is relative to this snapshot: changes since the last diff are in the snapshot only.
         """
         with self.lock:
             self._take_names()
@@ -166,7 +166,7 @@ class LiveState:
         return news
 
     def _take_points(self) -> tuple[dict[str, list[list[float | None]]], list[str]]:
-        """Return the new points of each curve, and the curves that follow another rank than those sent before."""
+        """Return the new points of each curve, and the names of curves that have begun anew since the last call."""
         news, anew = {}, []
         for name, curve in self.view.curves.items():
             before, self._seen[name] = self._seen.get(name, (0, 0)), curve.seen
@@ -179,16 +179,16 @@ class LiveState:
         return news, anew
 
 
-_NEW = object()  # equals nothing, so that everything of a new worker is news
+_NEW = object()  # equals no value, so that all values of a new worker count as changed
 
 
 def columns_of(workers: Sequence[WorkerView]) -> Columns:
-    """The values of ``COLUMNS`` for some workers."""
+    """Return the values of ``COLUMNS`` for some workers."""
     return {title: list(map(value, workers)) for title, value in COLUMNS.items()}
 
 
 def head_of(view: RunView) -> dict[str, Any]:
-    """Return the facts about the run as a whole, less those that need every worker."""
+    """Return the facts about the run as a whole, without those computed over all workers."""
     return {
         "name": view.name,
         "run_id": view.run_id,
@@ -210,7 +210,7 @@ def head_of(view: RunView) -> dict[str, Any]:
 
 
 def aggregates_of(view: RunView) -> dict[str, Any]:
-    """Return the facts that need every worker: the slowest, the time left and the speed of all together."""
+    """Return the facts computed over all workers, such as the slowest worker, the time left and the total rate."""
     laggard = view.laggard
     return {
         "laggard": laggard.name if laggard else "",
@@ -224,6 +224,6 @@ def aggregates_of(view: RunView) -> dict[str, Any]:
 
 
 def _plain(point: Point) -> list[float | None]:
-    """A point as JSON has it, which knows no NaN: where it is on the way, and its value."""
+    """Return a point as JSON data: its step, or without one its time, and its value, or None if that is not finite."""
     where = point.time if point.step is None else point.step
     return [where, point.value if math.isfinite(point.value) else None]

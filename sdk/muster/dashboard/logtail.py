@@ -1,4 +1,4 @@
-"""The end of a log file, and what is appended to it."""
+"""Reader of the end of a log file, and of the text that is appended to it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from muster.text.cleaning import clean
 from muster.text.reading import open_regular
 
-FIRST_BYTES = 256 * 1024  # of a log that is there already; more than a person scrolls through in a cell
+FIRST_BYTES = 256 * 1024  # of a log that exists already; more than a person scrolls through in a cell
 
 
 class LogTail:
-    """Reads a log, or its last ``at_most`` bytes, and then what is appended, also across its rotation to ``.1``."""
+    """Reads a log, or its last ``at_most`` bytes, and then the appended text, also after its rotation to ``.1``."""
 
     def __init__(self, path: Path, at_most: int | None = FIRST_BYTES) -> None:
         self.path = path

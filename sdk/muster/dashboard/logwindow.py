@@ -1,6 +1,6 @@
-"""A worker's log as a person looks at it: its end as it grows, and on request what came before, in whole lines.
+"""A worker's log as a person reads it: its end as it grows and, on request, the lines before that.
 
-An offset is the number of bytes from the beginning of the file; what has been moved to ``.1`` has offsets below 0.
+An offset is the number of bytes from the beginning of the file; text that was moved to ``.1`` has negative offsets.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from typing import Any
 from muster.text.cleaning import clean
 from muster.text.reading import open_regular
 
-MOST_BYTES = 128 * 1024  # of a message: of a log that grows faster than a page can show it, the newest
-MOST_COUNTED = 1 << 30  # bytes that are looked through to count lines
+MOST_BYTES = 128 * 1024  # of a message; of a log that grows faster than a page can show, only the newest are sent
+MOST_COUNTED = 1 << 30  # bytes that are read at most to count lines
 
-# Bytes that more bytes may turn into another line end, or another character.
+# Trailing bytes that may be the first part of a line end or of a character: the rest may not be written yet.
 _TORN = re.compile(rb"(?:\r|[\xc0-\xff]|[\xe0-\xff][\x80-\xbf]|[\xf0-\xff][\x80-\xbf]{2})\Z")
 
 
 class LogWindow:
-    """The end of the log at ``path``, and how much is before it."""
+    """Reads the end of the log at ``path``, and counts the lines before it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._older = path.with_name(path.name + ".1")
         self._position: int | None = None
         self._lines = 0  # before the position
-        self._in_line = False  # what was read last has not ended its line
+        self._in_line = False  # whether the position is within a line
 
     def read(self) -> dict[str, Any]:
         """Return the text appended since the last call.
 
-        ``text``; ``start``, the offset of its first byte; ``line``, the first offset from there where a line begins, or
-        None; ``before``, how many lines are before the text; and ``fresh``: whether it does not follow what was read
-        before, since that was left out, or the file has begun anew.
+        The dict has the ``text``; ``start``, the offset of its first byte; ``line``, the first offset from ``start`` on
+        where a line begins, or None; ``before``, the number of lines before the text; and ``fresh``, which is True if
+        the text does not follow the last one, since text was left out or the file has begun anew.
         """
         try:
             with open_regular(self.path) as file:
@@ -65,7 +65,10 @@ class LogWindow:
         return told
 
     def older(self, start: int) -> dict[str, Any]:
-        """The lines up to the offset ``start``, as ``end``: ``text``, and its ``start``; none at the beginning."""
+        """Return the lines before the offset ``start``.
+
+        The dict has the ``text``, empty at the beginning of the log, and the offsets of its ``start`` and its ``end``.
+        """
         path, end, base = self.path, start, 0
         try:
             if start <= 0:
@@ -83,7 +86,7 @@ class LogWindow:
         return {"text": _shown(data), "start": begin + base, "end": start}
 
     def _skip(self, file: Any, wanted: int) -> None:
-        """Go on at the first line that begins after ``wanted``."""
+        """Move the position to the first line that begins after the offset ``wanted``."""
         file.seek(self._position)
         left = wanted - (self._position or 0)
         while left > 0 and (data := file.read(min(left, 1 << 20))):
@@ -97,7 +100,7 @@ class LogWindow:
 
 def _shown(data: bytes) -> str:
     text = data.decode("utf-8", errors="replace")
-    return "\r".join(map(clean, text.replace("\r\n", "\n").split("\r")))  # the page has lines overwritten
+    return "\r".join(map(clean, text.replace("\r\n", "\n").split("\r")))  # the page handles carriage returns
 
 
 def _count(data: bytes) -> int:

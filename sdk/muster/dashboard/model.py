@@ -1,4 +1,4 @@
-"""State of a run right now, as dashboards show it: a pure fold of its events into a view.
+"""The current state of a run, as dashboards show it: a view that is computed from the run's events alone.
 
 ``fold(view, event)`` takes O(1) time, and the view's size is bounded by the number of workers, however long the run.
 Times are seconds since the epoch, as in the events. All text in the view is safe for a terminal; for HTML it must still
@@ -27,31 +27,33 @@ from muster.training.stages import RUNNING
 
 __all__ = ["FINAL", "RunView", "WorkerView", "fold"]
 
-MAX_METRICS = 32  # those beyond are left out: a script may invent a new name at every step
+MAX_METRICS = 32  # further ones are left out: a script may invent a new name at every step
 MAX_NOTES = 8
 MAX_GPUS = 16
 MAX_STAGE = 60  # characters
-MAX_STAGES = 32  # different ones
-SERVING = "serving"  # the stage of a process that listens
+MAX_STAGES = 32  # different stages of one run
+SERVING = "serving"  # the stage of a server that has begun to listen
 
 
 @dataclass
 class RunView:
-    """A whole run. ``version`` grows with every event, so that a painter knows whether there is news.
+    """The state of a whole run.
 
     Attributes:
-        status: running, succeeded, failed or stopped.
+        status: running, succeeded, failed, stopped or lost.
         phase: launching, connecting, starting, training, ending; ended.
-        moved: when anything but a measurement was last heard of; a run that is stuck has this far behind it.
-        job: what was asked for, as ``run_requested`` has it.
-        memory_limit: what each worker may use, in bytes.
-        ps_memory_limit: what each parameter server may use.
-        exception: the traceback of the script that raised first, but for one that tells of another's failure.
-        exception_is_echo: whether it is one of these all the same, as there is no other yet.
-        single_rate: examples per second of one worker alone, where an earlier run has told.
-        told: the worker, and the progress of its rank, that the metrics come from.
-        has_stepped: whether a process has told of a step.
-        stages: how many workers are at each stage before their first step.
+        moved: time of the last event other than ``usage``; if that is long ago, the run may be stuck.
+        job: description of the job, from the event ``run_requested``.
+        memory_limit: bytes of memory that each worker may use.
+        ps_memory_limit: bytes of memory that each parameter server may use.
+        exception: the traceback of the first script that raised an exception of its own; until there is one, of the
+            first script that raised because another process had failed.
+        exception_is_echo: whether ``exception`` is of the latter kind.
+        single_rate: examples per second of the same job on a single worker, from an earlier run.
+        told: the worker whose rank the metrics come from, and the progress of that rank.
+        has_stepped: whether any process has begun to train.
+        stages: the number of workers at each stage before their first step.
+        version: the number of events so far, by which dashboards notice changes.
     """
 
     clock: Callable[[], float] = time.time
@@ -84,14 +86,14 @@ class RunView:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the run was asked for, or that it took."""
+        """Seconds since the run was requested or, once it has ended, that it took."""
         if self.started is None:
             return 0.0
         return max((self.ended if self.ended is not None else self.clock()) - self.started, 0.0)
 
     @property
     def sent(self) -> float | None:
-        """The part of the project that has come to the workers, 0 to 1; None before and after."""
+        """Fraction of the project that the workers have received, 0 to 1; None before and after the transfer."""
         if self.phase != "starting" or self.status != "running":
             return None
         expected = sum(worker.expected for worker in self.workers.values())
@@ -100,7 +102,7 @@ class RunView:
 
     @property
     def doing(self) -> str:
-        """Phase of the run, or the stage of most workers as long as none has told of a step."""
+        """Phase of the run or, from the phase ``training`` to the first step, the stage that most workers are at."""
         if self.sent is not None:
             return "sending the project"
         if self.phase != "training" or self.has_stepped:
@@ -116,21 +118,21 @@ class RunView:
 
     @property
     def slowest_worker(self) -> WorkerView | None:
-        """The worker with the process that is furthest back, of those that have told how far they are."""
+        """The worker with the process that is furthest behind, of those that have reported progress."""
         told = [worker for worker in self.workers.values() if worker.slowest.has_begun]
         return min(told, key=lambda worker: worker.slowest.order(), default=None)
 
     @property
     def slowest(self) -> ProcessProgress | None:
-        """The progress of the process that is furthest back."""
+        """The progress of the process that is furthest behind."""
         worker = self.slowest_worker
         return worker.slowest if worker else None
 
     @property
     def fraction(self) -> float | None:
-        """The part of its work that the slowest process has done, 0 to 1; all of it once the run has succeeded.
+        """Fraction of the work that the slowest process has done, 0 to 1, and 1 once the run has succeeded.
 
-        As long as the project is sent it is the part of that.
+        While the project is sent to the workers, the fraction that has arrived; None if unknown.
         """
         if self.sent is not None:
             return self.sent
@@ -139,7 +141,10 @@ class RunView:
 
     @property
     def position(self) -> list[str]:
-        """The part that the slowest process has done and where it is, in words; what it told last if it ended early."""
+        """Percentage and position of the slowest process, in words.
+
+        If the run succeeded though that process never reported its last step, the last position that it reported.
+        """
         slowest = self.slowest
         if self.status == "succeeded" and slowest and not slowest.has_told_its_end:
             return [f"last told: {slowest.position}"]
@@ -148,7 +153,7 @@ class RunView:
 
     @property
     def laggard(self) -> WorkerView | None:
-        """The slowest worker, where another one of those under way is well ahead of it."""
+        """The slowest worker if the run is under way and another process is well ahead of it, else None."""
         slowest = self.slowest_worker
         others = (progress for worker in self.workers.values() for progress in worker.told)
         if slowest is None or self.status != "running":
@@ -156,14 +161,14 @@ class RunView:
         return slowest if any(slowest.slowest.is_well_behind(other) for other in others) else None
 
     def limit_of(self, worker: WorkerView) -> int | None:
-        """Return what a worker may use, in bytes; None where that is not known."""
+        """Return the bytes of memory that a worker may use; None if unknown."""
         return self.ps_memory_limit if worker.role == SERVER else self.memory_limit
 
     @property
     def tellers(self) -> str:
-        """The number of ranks that have told how far they are, in words, where others like them may be anywhere.
+        """The number of ranks that have reported progress, out of all ranks of the same roles, in words.
 
-        Empty where all have told, and once the run has succeeded.
+        Empty if all have reported progress, and once the run has succeeded.
         """
         roles = {worker.role for worker in self.workers.values() if worker.slowest.has_begun}
         alike = [worker for worker in self.workers.values() if worker.role in roles]
@@ -174,14 +179,14 @@ class RunView:
 
     @property
     def time_left(self) -> float | None:
-        """Seconds until the worker that is furthest back is done, if it goes on like this; None where unknown."""
+        """Estimated seconds until the slowest process is done, at its average pace; None if unknown."""
         slowest = self.slowest
         goes_on = self.status == "running" and self.phase != "ending"
         return slowest.time_left(self.clock()) if slowest and goes_on else None
 
     @property
     def efficiency(self) -> float | None:
-        """Scaling efficiency, 0 to 1: the speed reached, by that of as many single workers; None where unknown."""
+        """Scaling efficiency, 0 to 1: the rate per worker divided by ``single_rate``; None if unknown."""
         if not self.single_rate:
             return None
         rates = [worker.rate for worker in self.workers.values() if worker.rate is not None]
@@ -189,18 +194,18 @@ class RunView:
 
     @property
     def rate(self) -> float | None:
-        """Examples per second, of all workers together."""
+        """Examples per second of all workers together; None if unknown."""
         rates = [worker.rate for worker in self.workers.values() if worker.rate is not None]
         return sum(rates) if rates else None
 
     @property
     def cause(self) -> str:
-        """Reason why the run did not succeed, with the worker that it began with in front where it names none."""
+        """Reason why the run did not succeed, preceded by the culprit's name unless the reason contains it."""
         return f"{self.culprit}: {self.reason}" if self.culprit and self.culprit not in self.reason else self.reason
 
     @property
     def logs_command(self) -> str:
-        """Command that prints the workers' output; empty where there is none."""
+        """Command that prints the workers' output; empty if the run has no workers yet."""
         return f"muster logs {self.run_id}" if self.run_id and self.workers else ""
 
     @property
@@ -209,19 +214,19 @@ class RunView:
         return ", ".join(f"{count} {status}" for status, count in sorted(self.counts().items()))
 
     def has_done_its_part(self, worker: WorkerView) -> bool:
-        """Return whether a server was stopped because the others have done their work."""
+        """Return whether a worker is a server that was stopped because all other workers had succeeded."""
         others = {other.status for other in self.workers.values() if not other.listens or other.status != "stopped"}
         return worker.listens and worker.status == "stopped" and others == {"succeeded"}
 
     def in_order(self) -> list[WorkerView]:
-        """The workers as people count, the culprit and then other failed ones first."""
+        """Return the workers in natural order, after the culprit and the other failed workers."""
         return sorted(
             self.workers.values(),
             key=lambda worker: (worker.name != self.culprit, not worker.has_failed, worker.natural),
         )
 
     def phase_of(self, worker: WorkerView) -> str:
-        """Return a worker's phase and how long it has lasted, or how it ended."""
+        """Return a worker's stage or phase and how long it has lasted, or how the worker ended."""
         if worker.phase == "done":
             return worker.ending
         now = self.ended if self.ended is not None else self.clock()
@@ -236,7 +241,7 @@ class RunView:
 
 
 def fold(view: RunView, event: Event) -> None:
-    """Bring ``view`` up to date with one event. Kinds that it does not know change nothing."""
+    """Update ``view`` with one event. An event of an unknown kind changes only the version and the times."""
     view.version += 1
     if view.started is None:
         view.started = view.phase_since = event.time
@@ -274,12 +279,12 @@ def _run_phase(view: RunView, event: Event, data: events.RunPhase) -> None:
 
 
 def _run_attempt(view: RunView, event: Event, data: events.RunAttempt) -> None:
-    """All workers are launched and all ranks started again."""
+    """Reset the view for another attempt, in which all workers are launched and all ranks started again."""
     view.notes.append(clean(data.reason))
     view.exception = view.culprit = ""
     view.has_stepped, view.told = False, None
     view.stages.clear()
-    for name, worker in view.workers.items():  # which keep their places in a table
+    for name, worker in view.workers.items():  # replaced in place, so that they keep their order
         view.workers[name] = WorkerView(worker.name, phase_since=event.time)
 
 
@@ -288,11 +293,11 @@ def _run_ended(view: RunView, event: Event, data: events.RunEnded) -> None:
     view.phase, view.phase_since, view.ended = "ended", event.time, event.time
     view.reason, view.advice = clean(data.reason or ""), clean(data.advice or "")
     view.culprit, view.error = clean(event.worker or ""), clean(data.error or "")
-    if view.status == "succeeded":  # whom Muster stopped then, such as servers, has done all that it was to do
+    if view.status == "succeeded":  # workers that Muster stopped then, such as servers, have done their part
         for worker in view.workers.values():
             if worker.status == "stopped" and "ready" in worker.entered:
                 worker.status = "ended"
-    if view.status == "lost":  # nobody is there to tell how its workers ended
+    if view.status == "lost":  # there is no session any more that could report how the workers ended
         for worker in view.workers.values():
             if worker.status not in FINAL:
                 worker.status = "lost"
@@ -316,7 +321,7 @@ def _worker_state(view: RunView, worker: WorkerView, when: float, data: events.W
 def _worker_ready(view: RunView, worker: WorkerView, when: float, data: events.WorkerReady) -> None:
     worker.address = clean(data.host or worker.address)
     worker.gpus = tuple(clean(gpu) for gpu in data.gpus[:MAX_GPUS])
-    worker.reason = ""  # what it has waited for
+    worker.reason = ""  # it was the reason for waiting
     worker.enter("connected", when)
 
 
@@ -336,7 +341,7 @@ def _process_exited(view: RunView, worker: WorkerView, when: float, data: events
 
 
 def _end_of(data: events.ProcessExited) -> str:
-    """The end of a process in words; empty where Muster stopped it: it does so when others have failed."""
+    """Return the end of a process in words; empty if Muster stopped it, as it does after others have failed."""
     if data.reason == "memory":
         return "out of memory"
     if data.reason == "stopped":
@@ -351,7 +356,7 @@ def _take_end(worker: WorkerView, data: events.WorkerState | events.ProcessExite
 
 def _stage(view: RunView, worker: WorkerView, when: float, data: events.Stage) -> None:
     rank, stage = data.rank, clean(data.stage)[:MAX_STAGE]
-    if worker.listens and stage == RUNNING:  # it is told so where nothing else is known
+    if worker.listens and stage == RUNNING:  # the stage of any script of which nothing more is known
         stage = SERVING
     if rank is None or rank == min(worker.ranks, default=rank):  # the lowest rank stands for the worker
         _enter_stage(view, worker, when, stage)
@@ -412,11 +417,11 @@ def _exception(view: RunView, worker: WorkerView, when: float, data: events.Scri
     worker.reason = worker.reason or clean(f"{data.type}: {data.message}")
     worker.raised = worker.raised or clean(data.type or "")[:MAX_STAGE]
     if worker.status not in FINAL:
-        worker.status = "failed"  # even if it is stopped, as the others are, before it exits by itself
+        worker.status = "failed"  # final, even if Muster stops the worker with the others before it exits by itself
 
 
 def _finite(value: object) -> float | None:
-    """``value`` if it is a number that can be shown, for what workers say may be anything."""
+    """Return ``value`` if it is a finite number, else None: workers may report anything."""
     return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 

@@ -1,7 +1,8 @@
 """The dashboard below a notebook's cell: live while the run is under way, and a static picture of its end from then on.
 
-Notebooks keep no widgets. So what is displayed is a picture from the beginning, taken again now and then, and the page
-puts the live view over it, where it can; elsewhere the view itself is displayed beside it, and the picture alone stays.
+Notebooks save no widgets. So a static picture is displayed from the beginning, and replaced by a new one now and then.
+The page puts the live view over the picture if it can. Elsewhere the view itself is displayed together with the
+picture, and only the picture is saved.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 class LiveView(Protocol):
-    """Something that IPython can display and that shows a ``LiveState`` when it ticks.
+    """Protocol of live views: IPython can display them, and they show a ``LiveState`` at each tick.
 
-    ``cover`` is the class of the elements that it is put over, or empty where it has to be displayed itself. The
-    picture is taken again after ``seconds_per_picture``, while nothing happens that a saved notebook should tell,
-    and has ``remedy`` in it, which says how to have the view where that is not seen.
+    ``cover`` is the CSS class of the elements over which a page puts the view, or empty if the view has to be displayed
+    itself. A new static picture is made after ``seconds_per_picture``, or earlier if something happens that a saved
+    notebook should show. It includes ``remedy``, HTML that says how to get the view on a page that does not show it.
     """
 
     @property
@@ -44,7 +45,7 @@ class LiveView(Protocol):
     def _repr_mimebundle_(self, **options: Any) -> Any: ...
 
     def tick(self) -> None:
-        """Show what is new, if anything is."""
+        """Show the changes, if there are any."""
         ...
 
 
@@ -52,12 +53,12 @@ MakeView = Callable[[LiveState, Callable[[], Path], Controls], LiveView]
 
 
 class NotebookDashboard:
-    """Shows a run below the cell that it is displayed from, any number of times.
+    """Shows a run below every cell that displays the dashboard.
 
     Args:
-        make_view: makes the live view, from the state, the run's folder and what can be done with the run.
-        folder: gives the run's folder.
-        controls: what can be done with the run.
+        make_view: returns the live view, given the state, ``folder`` and ``controls``.
+        folder: returns the run's folder.
+        controls: the actions that the view offers on the run.
     """
 
     def __init__(
@@ -84,14 +85,14 @@ class NotebookDashboard:
             self.close()
 
     def show(self) -> None:
-        """Display it below the cell that runs, once."""
+        """Display the dashboard below the cell that runs, once for each cell."""
         from IPython import get_ipython
         from IPython.display import display
 
         cell = getattr(get_ipython(), "execution_count", -1)
         with self._lock:
             if self._cell == cell != -1:
-                return  # such as where the cluster that a cell starts is its last line, too
+                return  # such as in a cell that starts a cluster and has it as its last line, too
             self._cell = cell
             if self._closed:
                 display(self._static(), raw=True)
@@ -100,7 +101,7 @@ class NotebookDashboard:
         self._ticker.start()
 
     def close(self) -> None:
-        """Put the static picture where the live view was, and show nothing new any more. Idempotent."""
+        """Put the static picture where the live view was, and show no further events. Idempotent."""
         with self._lock:
             self._closed = True
         self._ticker.close()
@@ -108,11 +109,11 @@ class NotebookDashboard:
     def _finish(self) -> None:
         self._add_hint()
         self._take_picture()
-        self._live.tick()  # a page that has been loaded again still has the live view
+        self._live.tick()  # for a page that has been loaded again, which still shows the live view
 
     def _tick(self) -> None:
         if not self._compared and self.state.view.job:
-            self._compared = True  # here rather than where the event came in, since it reads many files
+            self._compared = True  # on this thread rather than on that of the event, since many files are read
             self.state.view.single_rate = rate_of_one_worker(self.state.view.job)
         self._live.tick()
         view, now = self.state.view, time.monotonic()
@@ -127,18 +128,18 @@ class NotebookDashboard:
             handle.update(bundle, raw=True)
 
     def _add_hint(self) -> None:
-        """Say how to open TensorBoard from now on: the picture that stays has no buttons."""
+        """Add a note that says how to open TensorBoard, since the picture that stays has no buttons."""
         with self.state.lock:
             text = hint(self._folder()) if self.state.view.run_id else ""
             if text:
                 self.state.view.notes.append(text)
 
     def _bundle(self) -> dict[str, Any]:
-        """The picture, and beside it the view where that has to be displayed itself."""
+        """Return the MIME bundle of the picture, and of the view, too, if that has to be displayed itself."""
         if self._closed or self._live.cover:
             return self._static()
         found = self._live._repr_mimebundle_()
-        data = found[0] if isinstance(found, tuple) else found  # with its metadata
+        data = found[0] if isinstance(found, tuple) else found  # a tuple has metadata, too
         return {**self._static(), WIDGET: data[WIDGET]}
 
     def _static(self) -> dict[str, str]:

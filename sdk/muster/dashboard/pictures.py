@@ -1,4 +1,4 @@
-"""The view of a notebook that can load no widget: its static picture, taken again every second."""
+"""The view for notebooks that cannot load widgets: a static picture, replaced by a new one every second."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ NEED_WIDGETS = (
 
 
 class PictureView:
-    """A live view that shows nothing by itself: the pictures below it, which need no widget, are all there is."""
+    """A live view that shows nothing itself: all there is to see are the dashboard's pictures, which need no widget."""
 
-    cover = "muster-picture"  # which nothing is put over
+    cover = "muster-picture"  # no page puts a view over this class
     seconds_per_picture = 1.0
     remedy = NEED_WIDGETS
 
     def __init__(self, state: LiveState, folder: Callable[[], Path], controls: Controls) -> None:
-        """Take what other views take."""
+        """Accept the arguments of the other live views."""
 
     def tick(self) -> None:
         """Do nothing."""

@@ -1,4 +1,4 @@
-"""The dashboard of pipes, files and dumb terminals: one line for each change, and now and then one for the progress."""
+"""The dashboard for pipes, files and dumb terminals: a line for each change, and now and then one for the progress."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROGRESS_SECONDS = 5.0  # between two lines of progress
 
 
 class PlainDashboard:
-    """Writes lines to ``stream`` as the events come. It times them by the events' own clock."""
+    """Writes lines to ``stream`` as the events come, with times taken from the events."""
 
     def __init__(self, stream: TextIO) -> None:
         self._outlet = Outlet(stream)
@@ -28,7 +28,7 @@ class PlainDashboard:
         self._lock = threading.Lock()
 
     def __call__(self, event: Event) -> None:
-        """Write what is new in this event, if anything is."""
+        """Write lines on the changes by this event, if there are any."""
         with self._lock:
             if self._closed:
                 return
@@ -78,7 +78,7 @@ class PlainDashboard:
 
 
 def state(worker: WorkerView) -> str:
-    """The state of one worker in a line."""
+    """Return the state of one worker, as a line."""
     line = f"{worker.name} {worker.status}"
     if worker.status == "running" and worker.address:
         line += f" at {worker.address}"

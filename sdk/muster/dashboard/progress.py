@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 
 from muster import events
 
-STILL_SECONDS = 10.0  # without a step, plus the time of STILL_STEPS steps, from which on the time left is unknown
+STILL_SECONDS = 10.0  # after this time without a step, plus that of STILL_STEPS steps, the time left is unknown
 STILL_STEPS = 5
 BEHIND, STEPS_BEHIND = 0.02, 1  # part of the work, and steps, that a process may be behind without counting as slow
-RATE_SECONDS = 10.0  # examples per second are an average over about so long
+RATE_SECONDS = 10.0  # over which examples per second are averaged
 
 
 @dataclass
 class ProcessProgress:
-    """Progress of one process: the numbers it last reported, and how fast it takes examples.
+    """Progress of one process: the numbers it last reported, and its examples per second.
 
     A script that has ever reported step 0 counts from 0: its step 59 is the sixtieth; likewise epochs. If its step
     falls by more than half, it has begun to count anew: ``earlier`` is the number of steps before that. ``began`` is
-    the time of the first report from which the part of the work done is known, and that part; ``moved`` is when the
-    part last changed, and ``moves`` how often it has.
+    the time of the first report from which the part of the work done is known, and that part; ``moved`` is the time
+    when the part last changed, and ``moves`` the number of its changes.
     """
 
     step: int | None = None
@@ -57,18 +57,18 @@ class ProcessProgress:
         return None if self.epoch_now is None else _part(self.epoch_now - 1 + (within or 0.0), self.epochs)
 
     def order(self) -> tuple[float, float]:
-        """Return a sort key by which the process that is furthest behind comes first."""
+        """Return a sort key that puts the process that is furthest behind first."""
         return (self.fraction or 0.0, self.total_step or 0.0)
 
     @property
     def has_told_its_end(self) -> bool:
-        """True unless its last report was of an epoch, or without epochs of a step, before the last one."""
+        """True if the process has reported its last epoch or, without epochs, its last step, or if that is unknown."""
         if self.epochs:
             return (self.epoch_now or 0) >= self.epochs
         return not self.steps or (self.steps_done or 0) >= self.steps
 
     def is_well_behind(self, other: ProcessProgress) -> bool:
-        """Return whether it is further behind another process than by chance."""
+        """Return whether this process is further behind another one than by chance."""
         if self.total_step is not None and other.total_step is not None:
             steps = other.total_step - self.total_step
             if steps <= STEPS_BEHIND:
@@ -95,7 +95,7 @@ class ProcessProgress:
 
     @property
     def total_step(self) -> float | None:
-        """Steps done over all epochs."""
+        """Steps done over all epochs; None if the script did not report a step."""
         if self.step is not None and self.steps and self.epoch_now:
             return self.step + self.steps * (self.epoch_now - 1)
         return None if self.step is None else self.earlier + self.step

@@ -10,10 +10,10 @@ from muster.options.fields import flags_of
 
 
 def repeat_command(job: Mapping[str, Any]) -> str:
-    """The ``muster run`` that would do ``job``, as ``run_requested`` records it, once more.
+    """Return the ``muster run`` command that repeats ``job``, as the event ``run_requested`` records it.
 
-    Values of environment variables are not recorded: they are taken from the environment that the command is given in.
-    Empty for what no command can run, which is a function of a notebook, or servers alone.
+    Values of environment variables are not recorded: they are taken from the environment in which the command is run.
+    Empty for a job that no command can run: a function of a notebook, or servers alone.
 
     >>> repeat_command({"strategy": "horovod", "n_workers": 2, "script": {"kind": "file", "target": "a b.py"}})
     "muster run -s horovod -n 2 'a b.py'"
@@ -37,13 +37,13 @@ def repeat_command(job: Mapping[str, Any]) -> str:
         words += [option, str(value)] if value else []
     for option, key in (("--ps-cpu", "cpu"), ("--ps-memory", "memory"), ("--ps-gpus", "gpu")):
         words += [option, str(servers[key])] if servers.get(key, resources.get(key)) != resources.get(key) else []
-    older = {} if job.get("slots") in (None, 1) else {"slots": job["slots"]}  # no others were recorded once
+    older = {} if job.get("slots") in (None, 1) else {"slots": job["slots"]}  # all that old versions recorded
     words += flags_of(_mapping(job.get("options", older)))
     for name in _sequence(job.get("env")):
         words += ["--env", str(name)]
     words += ["-m"] if script["kind"] == "module" else []
     args = [str(word) for word in _sequence(job.get("args"))]
-    end = ["--"] if any(word.startswith("-") for word in args) else []  # what stands there is the script's alone
+    end = ["--"] if any(word.startswith("-") for word in args) else []  # all words after it belong to the script
     return shlex.join([*words, str(script.get("target")), *end, *args])
 
 

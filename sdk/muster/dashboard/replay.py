@@ -28,5 +28,5 @@ def replay(run: Run) -> RunView:
     known = set(run.workers)
     for worker in view.workers.values():
         if worker.name in known:
-            worker.print("\n".join(run.log_end(worker.name)) + "\n")  # output is not journalled, but the logs have it
+            worker.print("\n".join(run.log_end(worker.name)) + "\n")  # events do not record it
     return view

@@ -1,4 +1,4 @@
-"""Layout of a run in a terminal, by rich: the lines above the workers, and a table of these."""
+"""Layout of a run in a terminal, drawn with rich: heading lines, and a table of the workers below them."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from muster.dashboard.model import RunView, WorkerView
 from muster.dashboard.text import COLOURS, GLYPHS, duration, number, rate, size, sparkline, volume
 
 MAX_CAUSE_LINES = 6
-NOTES = 2  # the newest, of those there are
+NOTES = 2  # the number of notes shown, the newest ones
 CURVE_WIDTH = 12  # characters
 SHORTEST_BAR, LONGEST_BAR = 8, 40  # of the whole run, in characters
-HEADINGS = FULL, WITHOUT_NOTES, WITHOUT_METRICS, STATUS_ALONE = range(4)  # with ever less above the workers
-LEAST_ROWS = 3  # of workers, which metrics are left out for
+HEADINGS = FULL, WITHOUT_NOTES, WITHOUT_METRICS, STATUS_ALONE = range(4)  # each is shorter than the one before
+LEAST_ROWS = 3  # of workers: metrics are left out to make room for these
 BEFORE_TRAINING = ("launching", "connecting", "starting")
-NARROW = 60  # characters: less has no room for a bar for each worker
-NARROWER = 40  # characters: less has no room for ranks
+NARROW = 60  # characters: a narrower terminal has no room for a progress bar for each worker
+NARROWER = 40  # characters: a narrower terminal has no room for ranks
 GAP = 2  # characters between columns
-SHORTEST_LINE = 9  # characters of what a worker printed last; a column of less is left out
+SHORTEST_LINE = 9  # characters of a worker's last line; a narrower column is left out
 
 
 class Screen:
     """The picture of a view: cause of the failure, progress of the run, and as many workers as fit.
 
-    Below it the cursor has a line to itself unless ``is_last``: there a terminal shows ``^C``, which at the end of a
-    full line would move everything. ``lock`` guards the view, where it changes meanwhile.
+    Unless ``is_last``, there is an empty line for the cursor below the picture: a terminal shows ``^C`` there, which at
+    the end of a full line would shift the picture. ``lock`` guards the view against changes by other threads.
 
     Attributes:
-        widths: of its lines when it was painted last, in characters' cells.
-        lines_below: of the terminal that are for what is written below the last picture.
+        widths: the width in cells of each line that was painted last.
+        lines_below: the number of lines to leave free below the last picture.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class Screen:
 
     def _parts(self, console: Console, options: ConsoleOptions) -> list[RenderableType]:
         top, rows = self._heading(console, options)
-        if not self.lines_below:  # else the status would not be seen at the end
+        if not self.lines_below:  # else a row too many would scroll the status out of the last picture
             rows = max(rows, 1)
         table = workers_table(self.view, rows, options.max_width) if self.view.workers and rows > 0 else []
         return [*top, *table, *([] if self.is_last else [Text("")])]
 
     def _heading(self, console: Console, options: ConsoleOptions) -> tuple[list[RenderableType], int]:
-        """Return as much of the lines above the workers as leaves these enough rows, and the number of rows."""
+        """Return the longest heading that leaves enough rows for the workers, and the number of these rows."""
         room = (options.height or console.height) - 3 - self.lines_below  # the column titles, "and N more", the cursor
         for level in HEADINGS:
             top = heading(self.view, options.max_width, level)
@@ -79,9 +79,10 @@ class Screen:
         return top, rows
 
     def _rows_wanted(self, level: int) -> int:
-        """Return how many workers are to be seen below that much of a heading.
+        """Return the number of workers that must be visible below a heading of this level.
 
-        Before the run is going its notes leave one of them; then they give way to all, as they say nothing new.
+        Until the training begins, notes need to leave room for one worker only; later they give way to all workers, as
+        they say nothing new.
         """
         if level > FULL:
             return min(len(self.view.workers), LEAST_ROWS)
@@ -89,7 +90,7 @@ class Screen:
 
 
 def _stripped(line: list[Segment]) -> list[Segment]:
-    """The line without the blanks at its end, which a narrower terminal would wrap as well."""
+    """Return a line without its trailing blanks, which a narrower terminal would wrap as well."""
     line = list(line)
     while line and not line[-1].text.rstrip():
         line.pop()
@@ -99,9 +100,9 @@ def _stripped(line: list[Segment]) -> list[Segment]:
 
 
 def heading(view: RunView, width: int, level: int = FULL, notes: int = NOTES, stage: str = "") -> list[RenderableType]:
-    """The lines above the workers, with so many of the newest notes; or the lines worth most: see ``HEADINGS``.
+    """Return the lines above the workers, for one of the levels in ``HEADINGS``, with up to ``notes`` newest notes.
 
-    ``stage`` are words for how the run stands, in place of the view's own.
+    ``stage`` replaces the view's own words for the state of the run.
     """
     style = COLOURS.get(view.status, "")
     title = Text.assemble(
@@ -128,7 +129,7 @@ def heading(view: RunView, width: int, level: int = FULL, notes: int = NOTES, st
 
 
 def cause(view: RunView, width: int) -> list[RenderableType]:
-    """Return the cause of the failure and what to try; cut where it would crowd out everything else."""
+    """Return the cause of the failure and what to try, each cut before it crowds out everything else."""
     lines = []
     if view.reason:
         lines.append(Text(view.cause, style=f"bold {COLOURS.get(view.status, '')}"))
@@ -143,10 +144,10 @@ def _cut_to(text: Text, characters: int) -> Text:
 
 
 def overall(view: RunView, width: int) -> RenderableType | None:
-    """A bar for the rank that is furthest back, since the others will wait for it; None before training.
+    """Return a progress bar of the rank that is furthest behind, as the others will wait for it; None before training.
 
-    As long as the project is on its way to the workers, the bar is for that. A narrow terminal has a shorter bar, and
-    then fewer words: the rate goes first. Who has told so is said where others have not.
+    While the project is sent to the workers, the bar shows the part that has arrived. A narrow terminal has a shorter
+    bar, and then fewer words: the rate goes first. The words say how many ranks have reported progress unless all have.
     """
     if view.fraction is None:
         return None
@@ -165,14 +166,14 @@ def overall(view: RunView, width: int) -> RenderableType | None:
 
 
 def _bar(fraction: float, width: int) -> Text:
-    """A thick line for what is done and a thin one for the rest, so that it reads on light and dark and in grey."""
+    """Return a line that is thick for the part done and thin for the rest: legible on light, on dark and in grey."""
     full, half = divmod(int(2 * width * fraction), 2)
     style = COLOURS["succeeded" if fraction >= 1 else "running"]
     return Text.assemble(("━" * full + "╸" * half, style), ("─" * (width - full - half), "bright_black"), no_wrap=True)
 
 
 def metrics_columns(view: RunView) -> RenderableType:
-    """The newest value of every metric and the way it took; on several lines where one is too short."""
+    """Return the newest value of every metric and a sparkline of its course, on as many lines as needed."""
     items = []
     for name, curve in view.curves.items():
         if curve.last is not None:
@@ -185,7 +186,11 @@ def metrics_columns(view: RunView) -> RenderableType:
 
 
 class Column(NamedTuple):
-    """A column of the table: what is in it, and what makes it worth its place: so wide a terminal, such workers."""
+    """A column of the table of workers.
+
+    It is shown in terminals of at least ``from_width`` and less than ``below_width`` characters, if ``where`` holds for
+    any of the workers shown.
+    """
 
     title: str
     cell: Callable[[RunView, WorkerView], RenderableType]
@@ -205,7 +210,7 @@ def _phase(view: RunView, worker: WorkerView) -> Text:
 
 
 def _line(text: str, style: str = "") -> Text:
-    """Text that is cut rather than wrapped."""
+    """Return text that is cut rather than wrapped."""
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
@@ -255,13 +260,13 @@ COLUMNS = (
 
 
 def _width(column: Column, cells: list[RenderableType]) -> int:
-    """Return what a column takes, with the gap behind it."""
+    """Return the width of a column, with the gap behind it."""
     texts = [] if column.ratio else [cell.cell_len for cell in cells if isinstance(cell, Text)]
     return max([len(column.title), column.min_width or 0, *texts]) + GAP
 
 
 def workers_table(view: RunView, rows: int, width: int) -> list[RenderableType]:
-    """One row for each worker that fits, failed ones first, and a line about the others."""
+    """Return a table with a row for each worker that fits, failed ones first, and a line that counts the others."""
     ordered = view.in_order()
     shown, hidden = ordered[:rows], ordered[rows:]
     columns = [

@@ -1,7 +1,7 @@
 """A static picture of a run, as HTML and as text, which survives being saved, converted, and opened by somebody else.
 
-Notebooks are cleaned of ``<style>``, ``<svg>`` and scripts before they are shown to somebody else: what is left are
-tables, inline styles, ``<progress>`` and images whose data is in their address.
+Notebooks are stripped of ``<style>``, ``<svg>`` and scripts before they are shown to somebody else. What is kept are
+tables, inline styles, ``<progress>`` and images with data URLs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from muster.text.cleaning import clean
 COLUMNS = ("worker", "status", "phase", "address", "progress", "ex/s", "sent", "cpu", "gpu", "memory", "last line")
 MAX_ROWS = 64
 TEXT_WIDTH = 120  # characters
-MAX_LINE = 200  # characters of a last line, which is cut where the page has less room
-LEAST_LINE = 160  # pixels of its column
+MAX_LINE = 200  # characters of a worker's last line, which a page with less room cuts further
+LEAST_LINE = 160  # pixels, the least width of the column of last lines
 MAX_REASON = 2000  # characters
 MAX_LOGS = 8  # of workers whose logs are in the picture, failed ones first
-LOG_LINES = 30  # of each, from its end
-MAX_LOG = 6000  # characters of them
-HUES = {  # each stands out on white and on black, as glyphs do; the words beside them have the text's own colour
+LOG_LINES = 30  # from the end of each log
+MAX_LOG = 6000  # characters of these lines
+HUES = {  # colours of glyphs, legible on white and on black; the words beside them have the colour of the page's text
     "running": "#1a73e8",
     "starting": "#1a73e8",
     "succeeded": "#188038",
@@ -41,19 +41,19 @@ RULE = "1px solid rgba(128,128,128,.35)"
 
 
 def mime_bundle(view: RunView, run: Run | None = None, cover: str = "", remedy: str = "") -> dict[str, str]:
-    """The picture in all the forms in which a notebook keeps an output.
+    """Return the picture as a MIME bundle, in all forms in which a notebook keeps an output.
 
     Args:
-        view: what it shows.
-        run: where to find the logs, once it has ended.
-        cover: class of the element around it, which a live view is put over while the run is under way.
-        remedy: HTML that says how to see it live here, for a run under way.
+        view: the state to show.
+        run: the recorded run, whose logs are shown once it has ended.
+        cover: CSS class of the enclosing element, over which a live view is put while the run is under way.
+        remedy: HTML that says how to see a run under way live here.
     """
     return {"text/html": to_html(view, run, cover, remedy), "text/plain": to_text(view)}
 
 
 def to_text(view: RunView) -> str:
-    """The picture as text, as a terminal of ``TEXT_WIDTH`` characters shows it."""
+    """Return the picture as text, as a terminal of ``TEXT_WIDTH`` characters shows it."""
     from rich.console import Console
 
     from muster.dashboard.screen import heading, workers_table
@@ -72,7 +72,7 @@ def to_text(view: RunView) -> str:
 
 
 def to_html(view: RunView, run: Run | None = None, cover: str = "", remedy: str = "") -> str:
-    """The picture as HTML: the cause of a failure first, then progress, curves, a table of workers, and their logs."""
+    """Return the picture as HTML: the cause of a failure, progress, curves, a table of the workers, and their logs."""
     parts = [_title(view), _live(view, remedy), _cause(view), _notes(view), _progress(view), charts(view), _table(view)]
     if view.ended is not None and run is not None:
         parts += [_logs(view, run), _command(view)]
@@ -81,7 +81,7 @@ def to_html(view: RunView, run: Run | None = None, cover: str = "", remedy: str 
 
 
 def _live(view: RunView, remedy: str) -> str:
-    """Return a remark on when the picture of a run under way was taken, which is true whenever it is read."""
+    """Return a remark that says when the picture of a run under way was taken, true whenever it is read."""
     if view.ended is not None:
         return ""
     if not view.run_id:
@@ -96,7 +96,7 @@ def _live(view: RunView, remedy: str) -> str:
 
 
 def _logs(view: RunView, run: Run) -> str:
-    """The end of what each worker printed, behind its name."""
+    """Return the end of each worker's log, folded under a title with the worker's name."""
     known = set(run.workers)
     names = [worker.name for worker in view.in_order() if worker.name in known]
     ends = {name: run.log_end(name, LOG_LINES + 1) for name in names[:MAX_LOGS]}
@@ -108,7 +108,7 @@ def _logs(view: RunView, run: Run) -> str:
 
 
 def _log(run: Run, name: str, lines: list[str]) -> str:
-    """The last of these lines, and how many they are where there are more."""
+    """Return the last of a log's lines, folded; the title counts them if the log has more."""
     shown = lines[-LOG_LINES:]
     while len(shown) > 1 and sum(map(len, shown)) > MAX_LOG:
         del shown[0]
@@ -120,7 +120,7 @@ def _log(run: Run, name: str, lines: list[str]) -> str:
 
 
 def _command(view: RunView) -> str:
-    """The command that would repeat it, and the one for a page about it."""
+    """Return the commands that repeat the run, write a page about it, and print its logs, folded."""
     again = repeat_command(view.job)
     lines = [f"again: {again}"] if again else []
     if view.run_id:
@@ -137,7 +137,7 @@ def _folded(title: str, text: str) -> str:
 
 
 def _stage(view: RunView) -> str:
-    """Return the status of the run, or what it was when the picture was taken: that may be read long afterwards."""
+    """Return the run's status; while it is under way, its stage with the time, as it may be read long afterwards."""
     if view.ended is not None:
         return view.status
     stage = "not started" if view.started is None else view.doing
@@ -174,7 +174,7 @@ def _progress(view: RunView) -> str:
     slowest = view.slowest
     where = view.position
     if view.told and slowest and view.slowest_worker and slowest.is_well_behind(view.told[1]):
-        # The metrics are those of another rank, which stands elsewhere.
+        # The metrics come from another rank, which is well ahead.
         where = [f"slowest: {view.slowest_worker.name}, {slowest.position}", f"{view.told[0]}: {view.told[1].position}"]
     facts = [
         *where,
@@ -200,14 +200,17 @@ def _table(view: RunView) -> str:
     rows = "".join(_row(compress(row, filled), least) for row in cells)
     hidden = len(view.workers) - len(shown)
     more = f"<div>… and {hidden} more, {escape(view.census)} in all</div>" if hidden else ""
-    # Columns as wide as their cells: notebooks make them all alike, and longer cells run into the next one.
+    # Columns as wide as their cells: by default notebooks make all alike, and long cells run into the next column.
     style = "border-collapse:collapse;margin-top:6px;width:100%;table-layout:auto"
     table = f'<table style="{style}"><tr>{"".join(titles)}</tr>{rows}</table>'
     return f'<div style="overflow-x:auto">{table}</div>{more}'
 
 
 def _row(cells: Iterable[str], least: int) -> str:
-    """A row of the table. Its last cell is cut to the room that is left, but to no fewer pixels; with 0 not at all."""
+    """Return a row of the table.
+
+    The last cell is cut to the room left, but to no less than ``least`` pixels; with 0 it is not cut.
+    """
     style = f"text-align:left;padding:2px 10px 2px 0;border-top:{RULE};white-space:nowrap"
     *others, last = cells
     columns = "".join(f'<td style="{style}">{cell}</td>' for cell in others)

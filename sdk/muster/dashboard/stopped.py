@@ -1,4 +1,4 @@
-"""A run that was stopped, as a notebook shows it: one line in place of an error's red box."""
+"""Display of a stopped run in a notebook: one line in place of an error's red box."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ REST = "Cells that were to run after this one do not."
 
 
 def show_in(shell: Any) -> None:
-    """Have IPython tell of a stopped run in a line: somebody has asked for it, and there is nothing to look into.
+    """Have IPython report a stopped run in one line: somebody asked for the stop, and there is nothing to debug.
 
-    The cell ends as with any error, and so the cells after it do not run. IPython has one place for such a handler,
-    which is left to the user where it is taken.
+    The cell ends as with any error, and so the cells after it do not run. IPython takes one handler of this kind; if
+    the user has set one, it stays.
     """
     if not shell.custom_exceptions:
         shell.set_custom_exc((RunStopped, RunInterrupted, RunCancelled), _tell)
@@ -29,9 +29,9 @@ def _tell(
     trace: TracebackType | None,
     tb_offset: int | None = None,
 ) -> list[str]:
-    """Print the line. What is returned, and the kernel's reply, have no traceback.
+    """Print the line, and return an empty traceback, which the kernel's reply has, too.
 
-    Where a notebook is executed for nobody, it is an error for which it is looked through afterwards.
+    In a notebook that is run unattended, show an error instead, since its outputs are searched for errors afterwards.
     """
     where = f" Logs: {error.log}" if isinstance(error, RunStopped) and error.log else ""
     message = error.message if isinstance(error, RunStopped) else str(error)
@@ -39,5 +39,5 @@ def _tell(
         shell._showtraceback(kind, error, [f"{kind.__name__}: {message}{where}"])
         return []
     print(f"{message}{where}\n{REST}")
-    shell._last_traceback = []  # which ipykernel sends with its reply, and which would be that of an earlier cell
+    shell._last_traceback = []  # ipykernel sends it with its reply; otherwise it would be that of an earlier cell
     return []

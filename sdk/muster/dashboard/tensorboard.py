@@ -1,4 +1,4 @@
-"""The TensorBoard of a run: offered once the script has written event files, and started when it is asked for."""
+"""The TensorBoard of a run: offered once the script has written event files, and started on request."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ CHECK_SECONDS = 1.0
 
 
 def has_events(folder: Path) -> bool:
-    """Return whether a run has written anything for TensorBoard into its folder."""
+    """Return whether a run has written event files for TensorBoard into its folder."""
     return any((folder / TENSORBOARD).rglob("*tfevents*"))
 
 
 def hint(folder: Path) -> str:
-    """The call that shows it, for a picture without a button; empty where there is nothing to show."""
+    """Return the call that opens a run's TensorBoard, for a picture without buttons; empty if there are no events."""
     if not has_events(folder):
         return ""
     logdir, home = folder / TENSORBOARD, Path.home()
@@ -30,7 +30,7 @@ def hint(folder: Path) -> str:
 
 
 class RunBoard:
-    """At most one TensorBoard for the files in ``tensorboard`` below a run's folder, which ``folder`` gives."""
+    """At most one TensorBoard for the files in ``tensorboard`` below a run's folder, which ``folder`` returns."""
 
     def __init__(self, folder: Callable[[], Path]) -> None:
         self._folder = folder
@@ -39,14 +39,14 @@ class RunBoard:
         self._board: TensorBoard | None = None
 
     def is_wanted(self) -> bool:
-        """Return whether there is something to show. Checks once a second at most, and returns False in between."""
+        """Return whether there are event files. Checks once a second at most, and returns False in between."""
         if time.monotonic() - self._checked_at < CHECK_SECONDS:
             return False
         self._checked_at = time.monotonic()
         return has_events(self._folder())
 
     def open(self, tell: Callable[[dict[str, Any]], None]) -> None:
-        """Have ``tell`` called with the ``url``, or with an ``error``, once that is known; on a thread of its own."""
+        """Start the TensorBoard on a new thread, and call ``tell`` there with its ``url``, or with an ``error``."""
         threading.Thread(target=lambda: tell(self._answer()), name="muster-tensorboard", daemon=True).start()
 
     def _answer(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The live dashboard of a terminal, repainted from a thread of its own."""
+"""The live dashboard of a terminal, repainted by a separate thread."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from muster.events import Event, EventKind
 from muster.runtime import outlet
 from muster.runtime.suspension import is_in_background, when_suspended
 
-SECONDS_TO_LEAVE = 1.0  # that Ctrl-Z waits for a terminal to be given back
-IDLE_SECONDS = 1.0  # a frame without news is painted this often, for the sake of the clock
+SECONDS_TO_LEAVE = 1.0  # at most, that Ctrl-Z waits until the dashboard has released the terminal
+IDLE_SECONDS = 1.0  # between frames if nothing changes but the elapsed time
 
 
 class TerminalDashboard:
-    """Shows a run live in a terminal, from its first event until it has ended, or ``close``.
+    """Shows a run live in a terminal, from its first event until it has ended or ``close`` is called.
 
-    Events only change the view. A thread of its own paints into memory, which takes a lock for a moment, and writes to
-    the terminal, which takes as long as the terminal likes: one that stops reading misses frames and holds up nobody.
+    Events only update the view. A separate thread paints frames into memory, for which it holds a lock for a moment,
+    and then writes them to the terminal. A terminal that stops reading misses frames, and blocks no other thread.
 
     Args:
-        title: what to call the run; its own name by default.
+        title: name to show for the run if its events give none.
         stream: the terminal; standard output by default.
-        clock: gives the time as the events do, in seconds since the epoch.
+        clock: returns the current time as events give it, in seconds since the epoch.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class TerminalDashboard:
         self._is_closed = False
         self._painted = (-1, float("-inf"))
         self._size = self._console.size
-        self._scrolled_away = 0  # lines of frames, above the top of the terminal
+        self._scrolled_away = 0  # number of the frame's lines above the top of the terminal
         self._suspending, self._left = threading.Event(), threading.Event()
         self._ticker = Ticker(self._tick, self._finish)
         self._stop_watching = when_suspended(self._leave, self._suspending.clear)
@@ -70,13 +70,13 @@ class TerminalDashboard:
     observe = __call__
 
     def close(self) -> None:
-        """Paint the last frame, say where to read on, and give the terminal back, if it takes that in time."""
+        """Paint the last frame, print where the logs are, and release the terminal, if it takes the output in time."""
         self._is_closed = True
         self._ticker.close()
         self._stop_watching()
 
     def _new_frame(self) -> Live:
-        """Make the live view that paints below everything that is there, and later over itself."""
+        """Return a live view that paints its first frame below all earlier output, and the next ones over it."""
         return Live(self._screen, console=self._console, auto_refresh=False, redirect_stderr=False)
 
     def _tick(self) -> None:
@@ -87,16 +87,16 @@ class TerminalDashboard:
             self._paint()
         self._frames.pass_on()
         if is_suspending:
-            self._left.set()  # now that the terminal has it: nothing is written by a process that is stopped
+            self._left.set()  # only now that the terminal has the output: a stopped process writes nothing
 
     def _leave(self) -> None:
-        """Have the terminal given back for as long as this process is suspended."""
+        """Have the painting thread release the terminal until this process is no longer suspended."""
         self._left.clear()
         self._suspending.set()
-        self._left.wait(SECONDS_TO_LEAVE)  # also where it takes nothing
+        self._left.wait(SECONDS_TO_LEAVE)  # with a limit, as the terminal may accept no output
 
     def _leave_frame(self) -> None:
-        """Let the frame stand as it is: what is painted next has others' output above it."""
+        """Leave the frame on the screen as it is, and begin the next one below the output of other programs."""
         if self._live.is_started:
             self._frames.pass_on()
             self._live.stop()
@@ -117,11 +117,11 @@ class TerminalDashboard:
             self._live.refresh()
 
     def _fit(self) -> None:
-        """Erase what a resized terminal shows of the last frame above the lines that Rich goes up to.
+        """Erase the lines of the last frame that a resized terminal shows above those that Rich paints over.
 
-        A narrower one wraps lines. A terminal that cuts them where others wrap them loses as many of those above the
-        frame. A lower one scrolls the first lines away, and may bring them back when it is higher again; one that does
-        not has the frame at its top, where nothing is above it.
+        A narrower terminal wraps the frame's lines into more than Rich goes up. (If it cuts them instead, as many lines
+        above the frame are lost.) A terminal with fewer lines scrolls the first ones away, and may bring them back when
+        it grows again; if it does not, the frame is at the top of the terminal, with nothing above that could be lost.
         """
         before, self._size = self._size, self._console.size
         if before == self._size:
@@ -138,17 +138,17 @@ class TerminalDashboard:
     def _finish(self) -> None:
         logs = f"Logs: {self.view.logs_command}" if self.view.logs_command else ""
         self._screen.is_last = True
-        self._screen.lines_below = 1 + -(-len(logs) // self._console.width)  # for the prompt, or another word
-        self._live.start()  # unless it is
+        self._screen.lines_below = 1 + -(-len(logs) // self._console.width)  # for the prompt, or a message
+        self._live.start()  # without effect if it has started
         self._fit()
-        self._live.stop()  # paints once more
+        self._live.stop()  # paints the last frame
         if logs:
             self._console.print(Text(logs), soft_wrap=True)
         self._frames.pass_on()
 
 
 class _Frames(io.StringIO):
-    """Buffer of what rich has painted and the terminal has not yet been given; and of what others print meanwhile."""
+    """Buffer of frames painted by Rich that are not yet written to the terminal, and of other output meanwhile."""
 
     def __init__(self, terminal: TextIO) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class _Frames(io.StringIO):
         self._taking = threading.Lock()
 
     @property
-    def encoding(self) -> str:  # type: ignore[override]  # rich chooses its characters by it
+    def encoding(self) -> str:  # type: ignore[override]  # Rich chooses its characters by the encoding
         return self._terminal.encoding or "utf-8"
 
     def isatty(self) -> bool:
@@ -167,7 +167,7 @@ class _Frames(io.StringIO):
             return super().write(text)
 
     def forget(self) -> None:
-        """Leave out what has not been passed on."""
+        """Discard the output that has not been passed on."""
         with self._taking:
             self.seek(0)
             self.truncate()

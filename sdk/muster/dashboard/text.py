@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-GLYPHS = {  # status is always glyph, word and colour, so that no eye depends on the colour
+GLYPHS = {  # a status is always shown as glyph, word and colour, so that nobody depends on the colour
     "scheduling": "○",
     "starting": "◔",
     "running": "●",
@@ -43,7 +43,7 @@ def first_line(text: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people read them.
+    """Return a number of seconds as people read it.
 
     >>> duration(3.21), duration(75), duration(7265)
     ('3.2 s', '1:15', '2:01:05')
@@ -56,7 +56,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float | None, limit: float | None = None) -> str:
-    """A number of bytes in GB (10**9), with what it may be at most.
+    """Return a number of bytes in GB (10**9), with its limit if there is one.
 
     >>> size(612_000_000), size(612_000_000, 2e9), size(None)
     ('0.61 GB', '0.61/2 GB', '')
@@ -67,7 +67,7 @@ def size(count: float | None, limit: float | None = None) -> str:
 
 
 def volume(count: float | None) -> str:
-    """A number of bytes in the unit that suits it.
+    """Return a number of bytes in the unit that suits it.
 
     >>> volume(87), volume(9_360), volume(3_200_000_000), volume(None)
     ('87 B', '9.4 kB', '3.2 GB', '')
@@ -81,7 +81,7 @@ def volume(count: float | None) -> str:
 
 
 def rate(per_second: float | None) -> str:
-    """Examples per second.
+    """Return examples per second in short form.
 
     >>> rate(87.6), rate(12_345), rate(None)
     ('88', '12.3k', '')
@@ -92,7 +92,7 @@ def rate(per_second: float | None) -> str:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """A metric's value, with as many digits of what is below a thousand.
+    """Return a metric's value with ``digits`` significant digits, or without decimals from a thousand on.
 
     >>> number(0.98765), number(1234.5), number(float("nan")), number(0.98765, 3), number(1234.5, 3)
     ('0.9877', '1234', 'nan', '0.988', '1234')
@@ -101,7 +101,7 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = 16) -> str:
-    """The course of ``values`` in ``width`` characters at most; what is not finite leaves a gap.
+    """Return a line of at most ``width`` characters that shows the course of ``values``; not finite ones leave gaps.
 
     >>> sparkline([0, 1, 2, 3, 4, 5, 6, 7])
     '▁▂▃▄▅▆▇█'
@@ -113,7 +113,7 @@ def sparkline(values: Sequence[float], width: int = 16) -> str:
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""
-    low, span = min(finite) / 2, max(finite) / 2 - min(finite) / 2  # halves: the whole may be more than a float takes
+    low, span = min(finite) / 2, max(finite) / 2 - min(finite) / 2  # halves: the full span may overflow a float
     steps = [(value / 2 - low) / span if span and math.isfinite(value) else 0.0 for value in values]
     return "".join(
         BLOCKS[round(step * (len(BLOCKS) - 1))] if math.isfinite(value) else " "

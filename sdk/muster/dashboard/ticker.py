@@ -1,4 +1,4 @@
-"""The one clock of a live view: it lets it paint when there is news, a few times a second at most."""
+"""The thread of a live view, which has the view paint a few times a second at most."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from collections.abc import Callable
 from muster.runtime.background import on_background_thread
 
 SECONDS_PER_TICK = 0.25
-SHARE_OF_A_CORE = 0.1  # what ticks may cost at most; slower ones come more rarely
-SECONDS_TO_FINISH = 3.0  # that whoever closes a view waits for its last picture
+SHARE_OF_A_CORE = 0.1  # that ticks may take at most; slow ticks come more rarely
+SECONDS_TO_FINISH = 3.0  # that closing a view waits for its last picture
 SECONDS_ON_THE_BACKGROUND_THREAD = 0.5  # the same on the background thread, which all runs need
 
 logger = logging.getLogger("muster")
 
 
 def seconds_to_finish() -> float:
-    """Return the seconds that this thread waits for a view that is being closed."""
+    """Return the seconds for which this thread waits when it closes a view."""
     return SECONDS_ON_THE_BACKGROUND_THREAD if on_background_thread() else SECONDS_TO_FINISH
 
 
 class Ticker:
-    """Calls ``tick`` from a thread of its own until it is closed, and ``finish`` there at the end.
+    """Calls ``tick`` from a separate thread until it is closed, and ``finish`` there at the end.
 
-    A tick that raises is the last one. One that never returns holds up nobody: ``close`` waits for a while only.
+    A tick that raises is the last one. A tick that never returns blocks nobody: ``close`` waits for a while only.
     """
 
     def __init__(self, tick: Callable[[], None], finish: Callable[[], None] = lambda: None) -> None:
@@ -35,12 +35,12 @@ class Ticker:
         self._thread = threading.Thread(target=self._run, name="muster-dashboard", daemon=True)
 
     def start(self) -> None:
-        """Begin. Idempotent."""
+        """Start the thread. Idempotent."""
         if self._thread.ident is None:
             self._thread.start()
 
     def close(self) -> None:
-        """End, and wait for a while until that is done; from a tick itself there is nothing to wait for. Idempotent."""
+        """End the ticks, and wait for a while until ``finish`` is done, unless called from a tick. Idempotent."""
         self._closing.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(seconds_to_finish())
@@ -59,7 +59,7 @@ class Ticker:
     def _call(self, function: Callable[[], None]) -> bool:
         try:
             function()
-        except (OSError, ValueError) as error:  # nobody reads any more
+        except (OSError, ValueError) as error:  # the output was closed
             logger.debug("the dashboard shows nothing new from here on: %s", error)
             return False
         except Exception:  # a defect of a view, which must not end the run

@@ -1,9 +1,9 @@
-"""The live view of a run in a notebook: a widget that is sent diffs a few times a second, and answers what it asks.
+"""The live view of a run in a notebook: a widget that sends diffs a few times a second, and answers the browser.
 
-Messages to the browser are a ``snapshot``, a ``diff``, or a ``beat`` where there is nothing new, so that it can tell a
-session that is gone; and answers to what it asks for: a ``snapshot``, the end of a worker's ``log`` and what is
-``older``, to ``stop``, the ``stacks`` of all ranks, a ``tensorboard``. Questions come on whatever thread the kernel
-reads them.
+Messages to the browser are a ``snapshot``, a ``diff``, or a ``beat`` if there is nothing new, so that the page notices
+when the session is gone; and answers to its requests: for a ``snapshot``, the end of a worker's ``log`` and the lines
+that are ``older``, to ``stop`` the run, for the ``stacks`` of all ranks and for a ``tensorboard``. Requests arrive on
+whatever thread the kernel reads them.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from muster.errors import MusterError
 from muster.text.cleaning import is_file_name
 
 SECONDS_PER_BEAT = 0.5  # a page that hears nothing for two seconds says so
-SECONDS_PER_PICTURE = (1.0, 5.0)  # below the live view, at the beginning of the run and later
-SECONDS_PER_BUNDLE = (10.0, 60.0)  # the same of the picture beside the view, each of which has that begin anew
-SECONDS_PER_SNAPSHOT = 2.0  # while no question of the browser has been heard
+SECONDS_PER_PICTURE = (1.0, 5.0)  # of the picture below the live view, at the beginning of the run and later
+SECONDS_PER_BUNDLE = (10.0, 60.0)  # the same for a picture displayed with the view, which each new one starts anew
+SECONDS_PER_SNAPSHOT = 2.0  # until a request of the browser has been heard
 BASIC = (
     "<code>MUSTER_DASHBOARD=basic</code> in the kernel's environment has a simpler view, for pages that show none here."
 )
 
 
 class RunWidget(anywidget.AnyWidget):
-    """Shows a ``LiveState``; whoever owns it calls ``tick`` when there may be news.
+    """A widget that shows a ``LiveState``. Its owner calls ``tick`` when there may be changes.
 
     Args:
-        state: what is shown.
-        folder: gives the run's folder.
-        controls: what can be done with the run.
+        state: the state to show.
+        folder: returns the run's folder.
+        controls: the actions that the page offers on the run.
 
     Attributes:
-        cover: a class of elements that every page where this widget is known puts a live view over. Empty where it has
-            to be displayed itself, which no notebook keeps.
+        cover: CSS class of the elements over which every page that knows this widget puts a live view. Empty if the
+            widget has to be displayed itself, though no notebook saves it.
     """
 
     _esm = web.script()
@@ -80,34 +80,35 @@ class RunWidget(anywidget.AnyWidget):
 
     @property
     def seconds_per_picture(self) -> float:
-        """The pause between two pictures: short as long as no page has said that it shows the view itself.
+        """Seconds between two static pictures, few until a page has reported that it shows the live view.
 
-        An editor that displays the view would begin it anew with each. So it gets none once it has said so; until then
-        it gets few, for pages that show no widget.
+        In an editor, which displays the view together with the picture, each picture would restart the view. So there
+        are few pictures at first, for pages that show no widget, and none once the editor has reported.
         """
         if not self.cover:
             return math.inf if self._heard else self._pause(*SECONDS_PER_BUNDLE)
         return self._pause(*SECONDS_PER_PICTURE) if self._heard else SECONDS_PER_PICTURE[0]
 
     def _pause(self, least: float, most: float) -> float:
-        """A tenth of the time that the run has taken, within bounds."""
+        """Return a tenth of the seconds that the run has taken, within bounds."""
         return min(max(least, self._state.view.elapsed / 10), most)
 
     @property
     def remedy(self) -> str:
-        """HTML that says how to have the view in a page that has not said that it shows it."""
+        """HTML that says how to get the live view; empty once a page has reported that it shows the view."""
         return "" if self._heard else NEED_WIDGETS if self.cover else BASIC
 
     def tick(self) -> None:
-        """Send what is new.
+        """Send the changes; without any a beat, now and then.
 
-        A kernel that is busy with a cell may not hear the first question of a browser, which then waits for a snapshot.
+        Until the first request of a browser is heard, snapshots are sent without one: a kernel that is busy with a cell
+        may not hear it, and the browser waits for its snapshot.
         """
         with self._sending:
             diff = self._state.take_diff()
             now = time.monotonic()
             if not self._heard and now - self._snapshot_at >= SECONDS_PER_SNAPSHOT:
-                self._send_snapshot()  # also without news: a view may have begun since
+                self._send_snapshot()  # also without changes: a view may have been opened since
             elif diff:
                 self.send(diff)
             elif now - self._told_at >= SECONDS_PER_BEAT and self._state.view.ended is None:
@@ -141,7 +142,7 @@ class RunWidget(anywidget.AnyWidget):
                     self.send({"kind": "older", "worker": worker, **log.older(message["start"])})
 
     def _answer_with(self, kind: str, act: Callable[[], Any] | None) -> None:
-        """Do what was asked for, on a thread of its own: questions come on threads that others need."""
+        """Call ``act`` on a new thread and send its result: requests arrive on threads that must not be blocked."""
 
         def answer() -> None:
             try:

@@ -1,4 +1,4 @@
-"""State of one worker right now, as far as the events have told."""
+"""The current state of one worker, as far as it is known from the events."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from muster.dashboard.progress import ProcessProgress
 from muster.dashboard.text import first_line, size
 from muster.text.cleaning import clean
 
-MAX_RANKS = 64  # of one worker; those beyond are left out
+MAX_RANKS = 64  # of one worker; further ones are left out
 MAX_LINE = 500  # characters of a worker's last line
-MARK = re.compile(r"--- attempt \d+ ---")  # what no script has printed
+MARK = re.compile(r"--- attempt \d+ ---")  # a line that Muster writes into the log
 FINAL = frozenset({"succeeded", "failed", "stopped", "ended", "timedout", "lost"})
 FAILURES = frozenset({"failed", "timedout", "lost"})
 GOOD_END = "exit 0"
@@ -21,23 +21,23 @@ PHASES = ("requested", "scheduled", "connected", "ready", "training", "done")
 
 @dataclass
 class WorkerView:
-    """One worker.
+    """The state of one worker.
 
     Attributes:
-        phase: what it is at, one of ``PHASES``. It only moves forward, unless its process is started again by itself.
-        stage: what its process is at before its first step, such as ``importing tensorflow``; empty where unknown.
-        listens: whether its process, a server, has begun to.
-        entered: when it came to each phase that it has been in.
-        cpu: cores that it keeps busy.
-        memory: bytes that it uses.
-        gpus: names of the devices that it may use.
-        gpu: how many of them are busy.
-        gpu_memory: bytes of their memory that are in use.
-        progress: how far each of its ranks has come; under None that of a worker without ranks.
+        phase: one of ``PHASES``. It only moves forward, unless the worker's process alone is started again.
+        stage: the stage of its process before the first step, such as ``importing tensorflow``; empty if unknown.
+        listens: whether its process is a server that has begun to listen.
+        entered: the time when it entered each phase.
+        cpu: the number of cores that it keeps busy.
+        memory: bytes of memory in use.
+        gpus: names of the GPUs that it may use.
+        gpu: the number of its GPUs that are busy.
+        gpu_memory: bytes of GPU memory in use.
+        progress: the progress of each of its ranks; the key None is for a worker without ranks.
         ranks: the ranks that run on it, in order.
-        received, expected: bytes of the project that have come to it, and that are to come.
-        end: how its process ended, such as ``exit 1``; of several ranks the first that failed. Empty where Muster
-            stopped it, which says nothing of how it fared.
+        received, expected: bytes of the project that it has received, and that it will have received in the end.
+        end: how its process ended, such as ``exit 1``; of several ranks, the first that failed. Empty if Muster
+            stopped the process, which does not show whether it did well.
         raised: type of the exception that its script raised first.
     """
 
@@ -69,28 +69,28 @@ class WorkerView:
 
     @property
     def role(self) -> str:
-        """Its role in the cluster, such as ``ps``."""
+        """The worker's role in the cluster, such as ``ps``."""
         return self.name.rpartition("-")[0] or self.name
 
     @property
     def index(self) -> int:
-        """Its index among those of its role."""
+        """The worker's index among the workers of its role."""
         index = self.name.rpartition("-")[2]
         return int(index) if index.isdecimal() else 0
 
     @property
     def doing(self) -> str:
-        """Its stage or phase, as exactly as is known."""
+        """The worker's stage if it is ready and the stage is known, else its phase."""
         return self.stage if self.phase == "ready" and self.stage else self.phase
 
     @property
     def doing_since(self) -> float:
-        """Time of the change to this stage or phase, in seconds since the epoch."""
+        """Time when that stage or phase began, in seconds since the epoch."""
         return self.stage_since if self.phase == "ready" and self.stage else self.phase_since
 
     @property
     def rank_names(self) -> str:
-        """Its ranks in short.
+        """The worker's ranks in short form.
 
         >>> WorkerView("worker-0", ranks=[0, 1, 2, 5, 7, 8]).rank_names
         'r0-2,5,7-8'
@@ -105,12 +105,12 @@ class WorkerView:
 
     @property
     def natural(self) -> tuple[str, int, str]:
-        """Sort key that orders workers as people count: ``worker-10`` after ``worker-9``."""
+        """Sort key for the natural order of workers: ``worker-10`` after ``worker-9``."""
         return (self.role, self.index, self.name)
 
     @property
     def gpu_use(self) -> str:
-        """Busy GPUs of those it has, and GPU memory in use; the number of GPUs where the use is unknown."""
+        """Number of busy GPUs out of all, and GPU memory in use; only the number of GPUs if their use is unknown."""
         if not self.gpus:
             return ""
         if self.gpu is None:
@@ -119,61 +119,64 @@ class WorkerView:
 
     @property
     def told(self) -> list[ProcessProgress]:
-        """The progress of each of its processes that has told how far it is."""
+        """The progress of each process that has reported any."""
         return [progress for progress in self.progress.values() if progress.has_begun]
 
     @property
     def slowest(self) -> ProcessProgress:
-        """The progress of its process that is furthest back, of those that have told; it stands for the worker."""
+        """The progress of the process that is furthest behind, which stands for the whole worker."""
         if len(self.progress) == 1:
             return next(iter(self.progress.values()))
         return min(self.told, key=ProcessProgress.order, default=NOTHING)
 
     @property
     def fraction(self) -> float | None:
-        """The part of its work that is done, 0 to 1, all of it once it has succeeded; None where it has not told."""
+        """Fraction of the work that is done, 0 to 1, and 1 once the worker has succeeded; None if it is unknown."""
         fraction = self.slowest.fraction
         return 1.0 if fraction is not None and self.status == "succeeded" else fraction
 
     @property
     def has_failed(self) -> bool:
-        """True if it ended, and not as it was meant to."""
+        """True if the worker failed, timed out or was lost."""
         return self.status in FAILURES
 
     @property
     def is_coming(self) -> bool:
-        """True as long as its agent has not been heard of."""
+        """True until the worker's agent has connected."""
         return self.phase in ("requested", "scheduled")
 
     @property
     def news(self) -> str:
-        """Reason of its failure, or what it waits for; else its last line."""
+        """The reason why the worker failed or has to wait; else the last line of its output."""
         return first_line(self.reason) if (self.has_failed or self.is_coming) and self.reason else self.last_line
 
     @property
     def ending(self) -> str:
-        """End of its process, such as ``exit 1``, or what its script had raised; empty where Muster stopped it."""
+        """End of the process, such as ``exit 1``; if that shows no failure, the type of the script's exception.
+
+        Empty if Muster stopped the process before it raised anything.
+        """
         return self.raised or self.end if self.end in ("", GOOD_END) else self.end
 
     @property
     def rate(self) -> float | None:
-        """Examples per second, of all its ranks together."""
+        """Examples per second of all ranks of the worker together; None if unknown."""
         rates = [progress.rate for progress in self.progress.values() if progress.rate is not None]
         return sum(rates) if rates else None
 
     @property
     def sent(self) -> int | None:
-        """Bytes that its ranks have sent to the others for training; None where they have sent or told nothing."""
+        """Bytes that the worker's ranks have sent to others for training; None if none were sent or reported."""
         return sum(progress.bytes_sent or 0 for progress in self.progress.values()) or None
 
     def enter(self, phase: str, when: float) -> None:
-        """Come to a phase, unless it is in it already or past it."""
+        """Move forward to a phase; do nothing if the worker is in that phase or past it."""
         if phase != self.phase and PHASES.index(phase) > PHASES.index(self.phase):
             self.phase, self.phase_since = phase, when
             self.entered[phase] = when
 
     def begin_again(self, when: float) -> None:
-        """Have its one process, which had ended, run again."""
+        """Go back to the phase ``ready``, as the worker's only process was started again after it had ended."""
         self.phase, self.phase_since = "ready", when
         self.entered.pop("done", None)
         self.exit_code = self.signal = None
@@ -181,7 +184,7 @@ class WorkerView:
         self.listens = False
 
     def of_rank(self, rank: int | None) -> ProcessProgress:
-        """The progress of one of its ranks; of the first MAX_RANKS, that is."""
+        """Return the progress of a rank; beyond the first MAX_RANKS ranks, a new one that is not kept."""
         if rank not in self.progress:
             if len(self.progress) >= MAX_RANKS:
                 return ProcessProgress()
@@ -190,7 +193,7 @@ class WorkerView:
         return self.progress[rank]
 
     def print(self, text: str) -> None:
-        """Remember the last line of what it printed that has a letter or a digit."""
+        """Take some of the worker's output, and remember the last line that has a letter or a digit."""
         lines = re.split(r"[\r\n]+", self._unfinished + text[-4 * MAX_LINE :])
         self._unfinished = lines[-1][-MAX_LINE:]
         shown = next((line for line in reversed(lines) if any(map(str.isalnum, line)) and not MARK.match(line)), None)

@@ -25,7 +25,7 @@ from muster.serve.site import ENGINES_PATH, PROJECT_PATH
 
 LARGEST_BODY = 4 << 20  # bytes
 LARGEST_BODIES = 32 << 20  # bytes of all requests that are under way
-LARGEST_OF_ONE = 16 << 20  # bytes of those of one caller, which leaves room for others
+LARGEST_OF_ONE = 16 << 20  # bytes of one caller's requests that are under way, which leaves room for others
 DESCRIPTION = "/openapi.json"  # needs no key
 WRONG_KEY = JSONResponse(
     {"message": "The API key is wrong. It goes into the user of HTTP basic authentication.", "engineId": ""},
@@ -84,13 +84,13 @@ async def stop_worker(worker_id: Id, caller: Authenticated, request: Request) ->
 
 @router.get(f"{ENGINES_PATH}/{{engine_id}}/workers", response_model=list[WorkerFacts], responses=refusals(403))
 async def list_workers(engine_id: Id, caller: Authenticated, request: Request) -> Any:
-    """All workers of a session, ended ones included, oldest first."""
+    """List all workers of a session, including those that have ended, oldest first."""
     return await in_turn(request, lambda: engines_of(request).workers(caller, engine_id))
 
 
 @router.delete(f"{ENGINES_PATH}/{{engine_id}}", status_code=HTTPStatus.NO_CONTENT, responses=refusals(403))
 async def end_session(engine_id: Id, caller: Authenticated, request: Request) -> None:
-    """End a session: its workers are stopped."""
+    """End a session, and stop its workers."""
     await in_turn(request, lambda: engines_of(request).end(caller, engine_id))
 
 

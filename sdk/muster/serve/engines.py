@@ -64,11 +64,11 @@ class Launched:
 
     @property
     def is_over(self) -> bool:
-        """True if it has ended."""
+        """True if the worker has ended."""
         return self.worker.status.is_final
 
     def describe(self) -> dict[str, Any]:
-        """Return the worker as clients get it."""
+        """Return the worker's description for clients."""
         return {**describe(self.worker), "id": self.id, "reason": self.worker.reason, "log": str(self.log)}
 
 

@@ -1,10 +1,10 @@
 """The connections of a service, with limits on their number and on the time that requests take.
 
-Any client that reaches the port may connect and send nothing, or a part of a request, as slowly as it likes. So few
-connections without a key are allowed: where there are more, the oldest one is ended of the address that has the most.
-All connections together, also those with keys, which workers have, too, have a limit as well: the oldest one is ended
-of the caller that has the most. A request's header and body must be complete within a time limit. All limits also hold
-before and during the TLS handshake, which is why connections are accepted here rather than by uvicorn.
+Any client that reaches the port may connect and send nothing, or a part of a request, as slowly as it likes. Therefore
+few connections without a key are allowed: above that limit, the address with the most of them loses its oldest one.
+There is also a limit on all connections, including those with keys, which workers have, too: above it, the caller with
+the most connections loses its oldest one. A request's header and body must be complete within a time limit. All limits
+also hold before and during the TLS handshake, which is why connections are accepted here rather than by uvicorn.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Listener:
         return sum(connection.caller is None for connection in self._connections)
 
     def _end_one(self, may_go: Callable[[Connection], bool]) -> None:
-        """End one of the connections that may go: the oldest of the caller, or else the address, that has the most."""
+        """End the oldest connection of the caller, or of the address without a key, that has the most that may go."""
         ending = [connection for connection in self._connections if may_go(connection)]
         if ending:
             ((busiest, _),) = collections.Counter(
@@ -152,7 +152,7 @@ class Listener:
                 raise ConnectionAbortedError
             connection.handshake = asyncio.current_task()
             await self._loop.connect_accepted_socket(protocol, accepted, ssl=config.ssl, **timeout)
-        except (OSError, asyncio.CancelledError):  # it has ended, its handshake failed, or it is to end
+        except (OSError, asyncio.CancelledError):  # the connection has ended or is to end, or its handshake failed
             accepted.close()
             self._connections.pop(connection, None)
 
@@ -181,7 +181,7 @@ class HttpConnection(H11Protocol):
         state = self.conn.their_state
         if state not in (IDLE, SEND_BODY) or (state is IDLE and not self.conn.trailing_data[0]):
             self._forget_deadline()
-        if state is IDLE and self._deadline is None:  # the rest of a request that was answered early has come
+        if state is IDLE and self._deadline is None:  # the rest of a request that was answered early has arrived
             self._expect_request()
 
     def on_response_complete(self) -> None:

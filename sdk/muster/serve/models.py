@@ -14,12 +14,12 @@ Text = Annotated[str, Field(pattern=r"^[^\u0000]*$")]
 
 
 def whole(value: Any) -> Any:
-    """Return a float that is a whole number as an integer, as JSON does not distinguish them; others unchanged."""
+    """Return a float that is a whole number as an integer, as JSON has one type for both; other values unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 class Order(BaseModel):
-    """One worker to launch. What else a newer client may send is passed over."""
+    """One worker to launch. Unknown fields, which a newer client may send, are ignored."""
 
     model_config = ConfigDict(strict=True)
 

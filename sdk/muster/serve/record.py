@@ -6,7 +6,7 @@
     <worker>.py      the code of a worker
     <worker>.log     the log of a worker
 
-``--print-env`` reads from it where clients find a service, and the next service reads what a killed one has left.
+``--print-env`` reads in it where clients find a service, and the next service reads in it what a killed one has left.
 """
 
 from __future__ import annotations

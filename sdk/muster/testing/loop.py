@@ -33,7 +33,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
     Attributes:
         programs: function that returns the program for a command line when a process is to be started. It raises
-            OSError if there is none; by default always.
+            OSError if there is none; by default it always does.
         is_in_thread: whether the code that runs now would, with a real loop, run on another thread.
         make_listener: factory of the listeners of endpoints.
     """
@@ -65,7 +65,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self._now = math.nextafter(self._now + seconds, math.inf)  # rounded up, so that awaited timers are due
 
     def sleep(self, seconds: float) -> None:
-        """Replace ``time.sleep`` on a simulated thread: the result of the present call comes ``seconds`` later."""
+        """Replace ``time.sleep`` on a simulated thread: the result of the current call comes ``seconds`` later."""
         self._slept += seconds
 
     def run(self, main: Coroutine[Any, Any, Result], limit: float | None = None) -> Result:
@@ -166,7 +166,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
 
 class _Selector(selectors.DefaultSelector):
-    """Lets time pass instead of waiting."""
+    """A selector that lets simulated time pass instead of waiting."""
 
     def __init__(self, loop: SimulatedLoop) -> None:
         super().__init__()

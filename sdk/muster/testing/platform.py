@@ -19,7 +19,7 @@ HANDLE = "scripted-"  # prefix of every worker's handle, before its name
 
 
 class ScriptedPlatform(Platform):
-    """A platform whose workers are objects in this process.
+    """A platform whose workers are :class:`ScriptedWorker` objects in this process.
 
     Attributes:
         players: the scripted workers, by name; made when first needed.
@@ -50,7 +50,7 @@ class ScriptedPlatform(Platform):
         return self.players.setdefault(name, ScriptedWorker(name))
 
     def end(self, name: str, status: Status = Status.FAILED, reason: str | None = None, **known: Any) -> None:
-        """End a worker in the platform's view, with what it knows (``cause``, ``advice``); its agent is not told."""
+        """End a worker as the platform sees it, with facts such as ``cause`` and ``advice``; its agent is not told."""
         self._workers[name] = self._workers[name].moved(status, reason=reason, finished_at=clock.wall_time(), **known)
 
     def waits(self, name: str, reason: str) -> None:
@@ -101,7 +101,7 @@ class ScriptedPlatform(Platform):
         self._stop(names)
 
     def reattach(self, handles: Sequence[str]) -> list[Worker]:
-        """Return these workers: what this object knows is all there is."""
+        """Return these workers as ``poll`` does: there is nothing to connect to again."""
         return self.poll(handles)
 
     def list(self) -> list[Worker]:

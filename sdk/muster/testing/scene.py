@@ -212,7 +212,7 @@ class Scene:
         return orchestrator
 
     def _note_launch(self, event: Event) -> None:
-        """Launch the scripted worker for one that another platform than a ScriptedPlatform has launched."""
+        """Launch the scripted worker that plays a worker launched by another platform than a ScriptedPlatform."""
         if event.kind == EventKind.WORKER_STATE and (spec := self._unplayed.pop(str(event.worker), None)):
             self.workers[spec.name].launch(spec)
 

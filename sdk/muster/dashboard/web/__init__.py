@@ -1,4 +1,4 @@
-"""The page's code for the browser: one JavaScript module and one style sheet, from the files of this folder."""
+"""Code of the live view for the browser: one JavaScript module and one style sheet, from the files of this folder."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ MODULES = (
 
 @lru_cache(maxsize=1)
 def script() -> str:
-    """The module, whose default export has ``initialize`` and ``render`` as anywidget calls them."""
+    """Return the module, whose default export has ``initialize`` and ``render`` as anywidget calls them."""
     return "\n".join(map(read, MODULES))
 
 
 @lru_cache(maxsize=1)
 def style() -> str:
-    """The style sheet."""
+    """Return the style sheet."""
     return read("widget.css")
 
 
 def read(name: str) -> str:
-    """One of the files of this folder."""
+    """Return the text of one of the files of this folder."""
     return (FOLDER / name).read_text(encoding="utf-8")
