@@ -135,6 +135,18 @@ def test_where_frameworks_have_given_up_a_rank_that_was_stopped_it_is_named(laun
     assert (outcome.error.worker, "has been stopped" in outcome.error.message) == ("worker-1", True)
 
 
+def test_the_stacks_of_a_rank_that_has_ended_are_not_waited_for() -> None:
+    """A rank that is killed may be asked for its stack before its end is known, as others tell of it sooner."""
+    with Scene() as scene:
+        scene.workers["worker-1"].behaviour.deaf_to = frozenset({"stacks"})
+        scene.at(3, scene.workers["worker-0"].raise_exception, *SHUT_DOWN, rank=0)
+        scene.at(3.1, scene.workers["worker-0"].exit, rank=0, code=1)
+        scene.at(3.1, scene.workers["worker-1"].exit, rank=1, signal=9)
+        outcome = scene.play()
+    assert isinstance(outcome.error, WorkerKilled)
+    assert outcome.seconds < 4
+
+
 @pytest.mark.parametrize("later", [0.0, 0.2], ids=["noticed late", "later"])
 def test_an_agent_that_ends_its_ranks_and_then_leaves_is_named(later: float) -> None:
     """As one whose guard was killed: it gives what it has started a second, in which its ranks' peers fail."""

@@ -345,7 +345,10 @@ class Orchestrator:
         asked = set(self.state.running)
         for name in {worker for worker, _ in asked}:
             self.pool.send(name, wire.AskStacks())
-        await self.state.wait_while(lambda: len(self.state.stacks) < len(asked), STACKS_SECONDS)
+        # Those that end meanwhile do not answer.
+        await self.state.wait_while(
+            lambda: not asked.isdisjoint({*self.state.running} - {*self.state.stacks}), STACKS_SECONDS
+        )
         return {process_label(*source): with_cells(answer.text) for source, answer in self.state.stacks.items()}
 
     async def collect(self) -> None:
