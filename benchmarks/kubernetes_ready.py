@@ -78,7 +78,7 @@ def platform_in(cluster: Cluster, namespace: str, folder: Path) -> Any:
 
 
 def bare(cluster: Cluster) -> float:
-    """Return the seconds that as many pods take to run which only sleep."""
+    """Return the seconds from ``kubectl apply`` of as many bare pods, which only sleep, until all of them run."""
     amounts = {"cpu": "100m", "memory": "264M"}
     container = {"image": IMAGE, "command": ["/usr/bin/sleep", "600"], "resources": {"limits": amounts}}
     machine = this_machine()["spec"]

@@ -205,7 +205,7 @@ def remove(name: str) -> None:
 
 
 def remove_abandoned() -> None:
-    """Remove the namespaces that benchmarks have left which were killed."""
+    """Remove the namespaces of benchmarks that were killed."""
     for namespace in _namespaces():
         match = re.match(rf"{PREFIX}-(\d+)-\w+", namespace)
         if match and not Path(f"/proc/{match[1]}").exists():

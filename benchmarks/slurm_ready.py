@@ -60,7 +60,7 @@ def muster(engine: Engine) -> float:
 
 
 def bare(engine: Engine) -> float:
-    """Return the seconds from submitting a job that starts as many programs, which do nothing, until it is done."""
+    """Return the seconds from submitting a job that runs ``true`` as many times until it is done."""
     done = engine.folder / "done"
     began = time.monotonic()
     engine.submit(f"--ntasks={WORKERS}", command=f"srun --ntasks={WORKERS} --mpi=none true && touch {done}")

@@ -43,7 +43,7 @@ class Outcome:
         told_after: seconds from the fault until the run began to end; None if either time is not known.
         gone_after: seconds from the fault until nothing was left; None if the time of the fault is not known.
         left: processes, files and ports that were left behind.
-        run_dir: folder of the run, which is kept if the outcome was not right.
+        run_dir: folder of the run, or its id; it is kept if the outcome is not right or something was left.
     """
 
     is_right: bool
