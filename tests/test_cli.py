@@ -636,7 +636,7 @@ def test_nothing_fails_behind_head(command: str) -> None:
     with (run.run_dir / "events.jsonl").open("a") as file:
         for worker in plan["processes"]:
             file.write(Event("worker_state", worker, {"status": "succeeded"}).to_json() + "\n")
-    reason = "\n".join(f"for reason {number}" for number in range(10_000))
+    reason = "\n".join(f"for reason {number}" for number in range(5_000))
     folders.write_json(run.run_dir / "result.json", {"status": "failed", "seconds": 1, "reason": reason})
 
     line = f"set -o pipefail; {sys.executable} -m muster {command} | head -n 1"

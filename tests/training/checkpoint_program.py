@@ -29,7 +29,7 @@ from tests.training.forked_ranks import Ranks
 
 EPOCHS = 3
 EXAMPLES, BATCH_SIZE = 45, 4  # five batches of each of two ranks, and one example too many
-KILLS = 20
+KILLS = 8
 SCHEMES: dict[str, Callable[[], Any]] = {
     "top-k": lambda: communication.Reducer(communication.TopK(0.3), minimum_size=1),
     "one-bit": lambda: communication.Reducer(communication.OneBit(), minimum_size=1),

@@ -13,7 +13,7 @@ from tests.training.processes import run_forking
 pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).parent / "checkpoint_program.py"
-EXAMPLES, BATCH_SIZE, KILLS = 45, 4, 20  # as in the program
+EXAMPLES, BATCH_SIZE, KILLS = 45, 4, 8  # as in the program
 TRAININGS = ("fit", "top-k", "partial")
 
 
