@@ -130,7 +130,7 @@ def families_of(platform: str) -> Mapping[str, Maker]:
     if platform in ON_THIS_MACHINE:
         return FAMILIES
     elsewhere = {name: FAMILIES[name] for name in ELSEWHERE}
-    return {**elsewhere, **ON_HOSTS} if platform == "hosts" else elsewhere
+    return {**elsewhere, **ONLY_ON.get(platform, {})}
 
 
 # -- in one rank ------------------------------------------------------------------------------------------------------
@@ -256,6 +256,12 @@ def _guard_of_host(dice: random.Random, rank: int, shape: Shape) -> Made:
     gone = f"The process that guards its workers on {shape.host_of(worker)} has ended."
     verdict = Verdict("WorkerLost", f"beside {worker}", {"kind": "lost", "message": gone})
     return (Fault(KILL, f"guard {worker}", verdict, delay=dice.uniform(0.0, 0.4)),), {}
+
+
+def _guard_of_service(dice: random.Random, rank: int, shape: Shape) -> Made:
+    """The guard of a service's workers is killed: the session sees a workbench that takes all of them away."""
+    verdict = Verdict("WorkerPreempted or WorkerLost", "guard")
+    return (Fault(KILL, "guard", verdict, delay=dice.uniform(0.0, 0.4)),), {}
 
 
 def _login(dice: random.Random, rank: int, shape: Shape) -> Made:
@@ -389,5 +395,6 @@ FAMILIES: dict[str, Maker] = {
 ON_THIS_MACHINE = ("local", "attacked")  # all strategies and families; on others those that make sense there
 ELSEWHERE = ("exception", "exit", "signal", "stop", "agent", "guard")  # families for other platforms as well
 ON_HOSTS: dict[str, Maker] = {"guard": _guard_of_host, "login": _login, "cable": _cable}
+ONLY_ON: dict[str, dict[str, Maker]] = {"hosts": ON_HOSTS, "served": {"guard": _guard_of_service}}
 EVERYWHERE = (*FAMILIES, *(name for name in ON_HOSTS if name not in FAMILIES))
 FOR_ROOT = ("cut link", "clocks apart", "full logs")  # these need network, time and mount namespaces

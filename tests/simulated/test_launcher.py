@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from muster.errors import LauncherFailed, StartTimeout, WorkerLost
+from muster.errors import LauncherFailed, StartTimeout, WorkerLost, WorkerPreempted
 from muster.job import Plan
 from muster.strategies.horovod import Horovod
 from muster.strategies.mpi import MPI
@@ -91,6 +91,21 @@ def test_a_launcher_that_goes_with_its_agent_is_not_the_cause(scene: Scene) -> N
     outcome = scene.play()
     assert isinstance(outcome.error, WorkerLost)
     assert outcome.error.worker == "worker-0"
+
+
+@pytest.mark.parametrize(("has_ended", "leaves"), [(False, 7), (True, 7), (True, 5.25)])
+def test_a_launcher_that_loses_a_worker_which_is_taken_away_is_not_the_cause(
+    scene: Scene, has_ended: bool, leaves: float
+) -> None:
+    """Not even where the worker's own ranks have come to their end meanwhile."""
+    scene.at(5, lambda: scene.workers["worker-1"].say("preempted", seconds=20.0))
+    if has_ended:
+        scene.at(5.2, scene.workers["worker-1"].exit, rank=1)
+    scene.at(5.3, lambda: scene.workers["worker-0"].end_launcher(255))
+    scene.at(leaves, scene.workers["worker-1"].hang_up)
+    outcome = scene.play()
+    assert isinstance(outcome.error, WorkerPreempted)
+    assert outcome.error.worker == "worker-1"
 
 
 @dataclass(frozen=True)

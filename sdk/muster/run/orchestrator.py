@@ -453,6 +453,8 @@ class Orchestrator:
             self.state.fail(
                 Failure(FailureKind.LAUNCHER, clock.now(), message=name, exit_code=exit_code, signal=signal)
             )
+            for worker in self.state.preempted.difference(self.pool.connected):
+                self.watch.on_lost(worker)  # once more: it left when its processes had ended well, which said nothing
         self.state.changed.set()
 
     # -- waiting ------------------------------------------------------------------------------------------------------

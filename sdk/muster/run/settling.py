@@ -69,9 +69,10 @@ class Settling:
         return failure.kind is FailureKind.EXCEPTION and is_running and failure.worker in self._pool.connected
 
     def _is_left(self, cause: Failure) -> bool:
-        """Return whether there are only echoes so far, and an agent that ended its processes unasked is about to leave.
+        """Return whether there are only echoes so far, and an agent is about to leave.
 
-        An agent whose guard was killed does that: it gives its processes a moment to end first.
+        An agent that ended its processes unasked is, as one whose guard was killed, and one whose worker the platform
+        is about to take away: each gives its processes a moment to end first.
         """
-        leaving = {failure.worker for failure in self._state.ended_unasked()}
+        leaving = {failure.worker for failure in self._state.ended_unasked()} | self._state.preempted
         return cause.is_echo and not leaving.isdisjoint(self._pool.connected)

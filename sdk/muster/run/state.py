@@ -295,10 +295,16 @@ class RunState:
                 self.lost(worker.name, worker.reason or f"the platform says it has {worker.status}", worker)
 
     def ends_known(self) -> set[str | None]:
-        """Return the names of the workers whose end needs no further explanation. An echo explains nothing."""
+        """Return the names of the workers whose end needs no further explanation.
+
+        An echo explains nothing. Where there are only echoes, even a worker whose processes have ended well may be what
+        explains them, if the platform has taken it away: as a launcher fails that was still connected to it.
+        """
         explained = {failure.worker for failure in self.failures if not failure.is_echo}
-        echoing = {failure.worker for failure in self.failures if failure.is_echo}
-        return explained | ({worker for worker in self.specs if self.is_over(worker)} - echoing)
+        unexplained = {failure.worker for failure in self.failures if failure.is_echo}
+        if self.failures and not explained:
+            unexplained |= self.preempted
+        return explained | ({worker for worker in self.specs if self.is_over(worker)} - unexplained)
 
     def lost(self, worker: str, reason: str, known: Worker | None = None) -> None:
         """Count a worker as lost for this reason; the loss is dated to the end of its connection, if it had one.
