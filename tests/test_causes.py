@@ -334,10 +334,10 @@ def test_of_workers_that_are_ended_for_the_memory_of_one_that_one_is_the_cause()
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        (exited(0, 0, 1), exited(1, 0, 1)),
+        (killed(0, 0, signal.SIGKILL), killed(1, 0, signal.SIGKILL)),
         (exited(0, 0, 1), killed(1, 0, signal.SIGABRT)),
         (killed(0, 0, signal.SIGBUS), exited(1, 0, 1)),
-        (killed(0, 0, signal.SIGABRT), killed(1, 0, signal.SIGABRT)),
+        (killed(0, 0, signal.SIGBUS), killed(1, 0, signal.SIGABRT)),
     ],
 )
 def test_the_order_in_which_the_kernel_saw_processes_end_tells_which_came_first(
@@ -363,6 +363,16 @@ def test_a_rank_that_leaves_as_it_has_lost_another_may_count_as_ended_before_tha
         assert cause is not None
         assert cause.worker == "worker-0"
         assert ties(cause, failures) == []
+
+
+@pytest.mark.parametrize("how", [1, -signal.SIGABRT], ids=["exit status 1", "SIGABRT"])
+def test_ends_that_a_lost_peer_may_have_led_to_alike_are_a_tie(how: int) -> None:
+    """A process's connections are closed before it counts as ended: a peer that then ends alike may overtake it."""
+    made = [exited(rank, 1.0, how) if how > 0 else killed(rank, 1.0, -how) for rank in (0, 1)]
+    ends = [replace(made[0], place=4), replace(made[1], time=1.004, place=5)]
+    cause = root_cause(ends)
+    assert cause is not None
+    assert len(ties(cause, ends)) == 1
 
 
 def test_an_end_that_came_first_and_is_more_like_an_echo_than_the_next_ties_with_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,12 +17,15 @@ def is_right(case: Case, error: MusterError | None) -> bool:
     """Return whether the run has ended as one of its faults demands.
 
     An error's class and the data of its failure must be those of the fault's verdict, and every process that it names
-    must be at fault: a tie with a process that had no fault is wrong.
+    must be at fault: a tie with a process that had no fault is wrong. The exception is a tie of ranks that all aborted
+    where one had to, and the others do so when they lose a peer: nothing tells them apart.
     """
     if error is None:
         return any(not fault.verdict.error for fault in case.faults)
     guilty = [fault for fault in case.faults if fault.verdict.error]
     named = names(error)
+    if case.reaction == "abort" and any(fault.verdict.facts.get("signal") == signal.SIGABRT for fault in guilty):
+        named = [one for one in named if any(_is_at_fault(one, fault, case) for fault in guilty)]
     return any(_fits(fault, case, error, named) for fault in guilty) and all(
         any(_is_at_fault(one, fault, case) for fault in guilty) for one in named
     )
@@ -40,7 +44,7 @@ def _fits(fault: Fault, case: Case, error: MusterError, named: list[Named]) -> b
     verdict = fault.verdict
     is_kind = type(error).__name__ in verdict.error.split(" or ") and _has(error.failure, verdict.facts)
     is_pair = _victim(fault)[0] == "link"
-    return is_kind and _is_at_fault(named[0], fault, case) and (not is_pair or len({*named}) == 2)
+    return is_kind and bool(named) and _is_at_fault(named[0], fault, case) and (not is_pair or len({*named}) == 2)
 
 
 def _has(failure: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:

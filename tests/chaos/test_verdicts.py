@@ -88,6 +88,19 @@ def test_a_tie_with_an_innocent_is_wrong_whoever_comes_first() -> None:
     assert judged(told(EXIT_0, EXIT_2), EXITED, other)
 
 
+def test_where_peers_abort_as_the_one_that_they_lost_did_a_tie_must_have_it_among_them() -> None:
+    aborted = Failure(FailureKind.SIGNAL, 1.0, "worker-0", 0, signal=6)
+    other, third = replace(aborted, rank=1), replace(aborted, worker="worker-1", rank=2)
+    fault = Fault("abort", "rank 0", Verdict("WorkerKilled", "rank 0", {"kind": "signal", "signal": 6}))
+
+    def judged_beside(reaction: str, error: MusterError) -> bool:
+        return is_right(Case(0, "signal", Shape("openmpi", 2, 2), "ring", reaction, (fault,)), error)
+
+    assert judged_beside("abort", told(other, aborted))
+    assert not judged_beside("raise", told(other, aborted))
+    assert not judged_beside("abort", told(other, third))
+
+
 def test_of_two_faults_one_is_right_and_a_third_is_not() -> None:
     assert judged(told(KILL_0), KILLED, RAISED)
     assert judged(told(EXCEPTION_3), KILLED, RAISED)

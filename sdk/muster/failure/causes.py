@@ -325,8 +325,9 @@ def _blur(one: Failure, other: Failure) -> float:
     if one.place is not None and other.place is not None:
         earlier, later = sorted((one, other), key=lambda failure: failure.place or 0)
         # The connections of a process are closed a moment before it counts as ended: on a busy machine a peer that
-        # loses it may end before it. So one that looks more like a consequence is not known to have come first.
-        if _echo_likeness(earlier)[0] <= _echo_likeness(later)[0]:
+        # loses it may end before it. So one that may be a consequence is not known to have come first, unless the
+        # other is more like one.
+        if earlier.bearing is Bearing.OWN or _echo_likeness(earlier)[0] < _echo_likeness(later)[0]:
             return 0.0
     are_ends = FailureKind.EXCEPTION not in (one.kind, other.kind)
     return _slack(one, other) + (NOTICING if are_ends else 0.0)
