@@ -25,6 +25,7 @@ MILD = (  # SIGUSR1 asks a rank of Muster's for its stack; Python ignores the ne
 NUMBERS = {"SIGIO": 29, "SIGPWR": 30, "SIGSTKFLT": 16}  # on the machines that Muster runs on, also for old Pythons
 REACTIONS = ("raise", "eof", "wrapped", "framework", "truncated", "short", "abort", "exit", str(int(signal.SIGPIPE)))
 FROM_OUTSIDE = ("send", "cut", "slow", "jump", "apart", "fill", "stop", "pull")
+NOTHING = "nothing"
 KILL = f"send {int(signal.SIGKILL)}"
 STEP_SECONDS = 0.006  # approximate length of a step
 
@@ -34,7 +35,8 @@ class Verdict:
     """The end that a run must have.
 
     Attributes:
-        error: class of the error, or several with ``or`` between them; empty if the run must succeed.
+        error: class of the error, or several with ``or`` between them; empty if the run must succeed, with ``NOTHING``
+            among them if it may.
         victim: what the error must name: ``rank 1``, ``worker worker-1``, ``beside worker-1`` (a worker on its host),
             ``guard`` (any worker of this machine), ``launcher``, ``launcher and ranks that it lets go`` (the launcher
             or one of these ranks), or ``link 0 1`` (both ranks); empty for the fault's victim.
@@ -259,8 +261,11 @@ def _guard_of_host(dice: random.Random, rank: int, shape: Shape) -> Made:
 
 
 def _guard_of_service(dice: random.Random, rank: int, shape: Shape) -> Made:
-    """The guard of a service's workers is killed: the session sees a workbench that takes all of them away."""
-    verdict = Verdict("WorkerPreempted or WorkerLost", "guard")
+    """The guard of a service's workers is killed: the session sees a workbench that takes all of them away.
+
+    It gives them time to end, in which the training may come to its end.
+    """
+    verdict = Verdict(f"WorkerPreempted or WorkerLost or {NOTHING}", "guard")
     return (Fault(KILL, "guard", verdict, delay=dice.uniform(0.0, 0.4)),), {}
 
 

@@ -142,6 +142,13 @@ def test_a_worker_beside_the_victim_counts_on_hosts_and_one_of_another_does_not(
     assert not judged(told(replace(LOST, worker="worker-2")), fault, shape=hosts)
 
 
+def test_where_a_run_may_come_to_its_end_both_are_right() -> None:
+    may = Fault(KILL, "guard", Verdict("WorkerLost or nothing", "guard"))
+    assert judged(None, may)
+    assert judged(told(LOST), may)
+    assert not judged(told(KILL_0), may)
+
+
 def test_what_ends_nothing_is_right_only_where_the_run_succeeds() -> None:
     slow = Fault("slow", "link 0 1", Verdict(""))
     assert judged(None, slow)
