@@ -111,11 +111,12 @@ def write_what_is_buffered():
     runs before. An interpreter that runs the script as its main module clears that module instead. Other files are left
     alone, since writing to them may block forever.
     """
-    for kind in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
-        for stream in [found for found in gc.get_objects() if type(found) is kind]:
-            with contextlib.suppress(Exception):  # it is closed, or its disk is full, which the interpreter may report
-                if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                    stream.flush()
+    kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)  # those that write into others come first
+    streams = [found for found in gc.get_objects() if type(found) in kinds]
+    for stream in sorted(streams, key=lambda stream: kinds.index(type(stream))):
+        with contextlib.suppress(Exception):  # it is closed, or its disk is full, which the interpreter may report
+            if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                stream.flush()
 
 
 def _watched():
