@@ -84,7 +84,9 @@ STOPPED = {"exit_code": None, "signal": 15, "reason": "stopped"}
     ("ends", "shown"),
     [
         ([{"raised": "FileNotFoundError"}, STOPPED], "FileNotFoundError"),
-        ([{"raised": "FileNotFoundError"}, {"exit_code": 1}], "exit 1"),
+        ([{"raised": "FileNotFoundError"}, {"exit_code": 1}], "FileNotFoundError"),  # the one word for it everywhere
+        ([{"exit_code": 0}, {"raised": "FileNotFoundError"}, {"exit_code": 1}], "FileNotFoundError"),
+        ([{"signal": 9, "reason": "memory"}, {"raised": "RuntimeError"}], "out of memory"),
         ([STOPPED], ""),  # nobody killed it: others had failed
         ([{"exit_code": 0}], "exit 0"),
         ([{"signal": 9}], "signal 9"),

@@ -35,7 +35,7 @@ COLUMNS: dict[str, Callable[[WorkerView], Any]] = {
     "rate": lambda worker: None if worker.rate is None else round(worker.rate),
     "sent": attrgetter("sent"),
     "line": attrgetter("last_line"),
-    "ending": attrgetter("ending"),
+    "ending": attrgetter("end"),
     "reason": attrgetter("reason"),
 }
 # With four diffs a second, a thousand workers that change all the time are shown as they were a second ago.

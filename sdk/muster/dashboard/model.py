@@ -18,7 +18,7 @@ from muster import events
 from muster.dashboard.curve import Curve, Point
 from muster.dashboard.progress import ProcessProgress
 from muster.dashboard.text import duration
-from muster.dashboard.worker import FINAL, GOOD_END, WorkerView
+from muster.dashboard.worker import FINAL, WorkerView
 from muster.events import Event, EventKind
 from muster.failure.causes import tells_of_another
 from muster.job import SERVER
@@ -228,7 +228,7 @@ class RunView:
     def phase_of(self, worker: WorkerView) -> str:
         """Return a worker's stage or phase and how long it has lasted, or how the worker ended."""
         if worker.phase == "done":
-            return worker.ending
+            return worker.end
         now = self.ended if self.ended is not None else self.clock()
         return f"{worker.doing} {duration(max(now - worker.doing_since, 0.0))}"
 
@@ -335,8 +335,7 @@ def _process_started(view: RunView, worker: WorkerView, when: float, data: event
 
 def _process_exited(view: RunView, worker: WorkerView, when: float, data: events.ProcessExited) -> None:
     _take_end(worker, data)
-    if worker.end in ("", GOOD_END):
-        worker.end = _end_of(data) or worker.end
+    worker.take_end(_end_of(data))
     worker.enter("done", when)
 
 
@@ -415,7 +414,7 @@ def _exception(view: RunView, worker: WorkerView, when: float, data: events.Scri
         view.exception, view.exception_is_echo = clean(data.traceback or ""), is_echo
         view.culprit = worker.name
     worker.reason = worker.reason or clean(f"{data.type}: {data.message}")
-    worker.raised = worker.raised or clean(data.type or "")[:MAX_STAGE]
+    worker.take_end(clean(data.type or "")[:MAX_STAGE])
     if worker.status not in FINAL:
         worker.status = "failed"  # final, even if Muster stops the worker with the others before it exits by itself
 

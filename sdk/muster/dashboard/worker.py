@@ -36,9 +36,9 @@ class WorkerView:
         progress: the progress of each of its ranks; the key None is for a worker without ranks.
         ranks: the ranks that run on it, in order.
         received, expected: bytes of the project that it has received, and that it will have received in the end.
-        end: how its process ended, such as ``exit 1``; of several ranks, the first that failed. Empty if Muster
-            stopped the process, which does not show whether it did well.
-        raised: type of the exception that its script raised first.
+        end: how its process ended, such as ``exit 3``, or the type of the exception that its script raised; of several
+            ranks, of the first that failed. Empty if Muster stopped the process, which does not show whether it did
+            well.
     """
 
     name: str
@@ -62,7 +62,6 @@ class WorkerView:
     exit_code: int | None = None
     signal: int | None = None
     end: str = ""
-    raised: str = ""
     reason: str = ""
     last_line: str = ""
     _unfinished: str = field(default="", repr=False)
@@ -151,14 +150,6 @@ class WorkerView:
         return first_line(self.reason) if (self.has_failed or self.is_coming) and self.reason else self.last_line
 
     @property
-    def ending(self) -> str:
-        """End of the process, such as ``exit 1``; if that shows no failure, the type of the script's exception.
-
-        Empty if Muster stopped the process before it raised anything.
-        """
-        return self.raised or self.end if self.end in ("", GOOD_END) else self.end
-
-    @property
     def rate(self) -> float | None:
         """Examples per second of all ranks of the worker together; None if unknown."""
         rates = [progress.rate for progress in self.progress.values() if progress.rate is not None]
@@ -168,6 +159,11 @@ class WorkerView:
     def sent(self) -> int | None:
         """Bytes that the worker's ranks have sent to others for training; None if none were sent or reported."""
         return sum(progress.bytes_sent or 0 for progress in self.progress.values()) or None
+
+    def take_end(self, end: str) -> None:
+        """Remember how a process ended, unless an earlier one of this worker has failed."""
+        if self.end in ("", GOOD_END):
+            self.end = end or self.end
 
     def enter(self, phase: str, when: float) -> None:
         """Move forward to a phase; do nothing if the worker is in that phase or past it."""
