@@ -20,7 +20,7 @@ from muster.errors import (
 from muster.failure.advice import advice_on_loss
 from muster.failure.causes import Failure, FailureKind, alike, root_cause
 from muster.failure.diagnosis import did_not_come_up, explain, not_up, stalled, workers_missing
-from muster.failure.logs import mark_attempt, tail
+from muster.failure.logs import crash_report, mark_attempt, tail
 from muster.failure.waiting import Verdict
 from muster.records.result import Result, read_record
 
@@ -190,6 +190,31 @@ def test_the_end_of_a_log_is_decoded_leniently(tmp_path: Path) -> None:
     assert lines[0] == "line 4998"
     assert lines[-1].endswith("end")
     assert tail(tmp_path / "none.log") == ""
+
+
+CRASH = """Fatal Python error: Aborted
+
+Thread 0x00007f5556f236c0 (most recent call first):
+  File "/tmp/muster-39redykq/lib/muster/training/stages.py", line 182 in watch
+
+{} 0x00007f55583bdb80 (most recent call first):
+  File "/home/ann/runner.py", line 3 in step
+  File "/usr/lib/python3.8/runpy.py", line 87 in _run_code
+  File "/tmp/muster-39redykq/lib/runner.py", line 154 in run_program
+
+Extension modules: numpy.core._multiarray_umath (total: 1)
+"""
+
+
+@pytest.mark.parametrize("thread", ["Current thread", "Thread"])  # the latter where a thread without Python crashed
+def test_of_a_crash_the_calls_of_the_script_are_quoted(thread: str, tmp_path: Path) -> None:
+    log = tmp_path / "worker-0.log"
+    log.write_text(f"step 1\n{CRASH.format(thread)}")
+    assert crash_report(log).splitlines() == [
+        "Fatal Python error: Aborted",
+        f"{thread} 0x00007f55583bdb80 (most recent call first):",
+        '  File "/home/ann/runner.py", line 3 in step',
+    ]
 
 
 def test_a_thousand_that_are_late_are_counted_and_a_few_of_them_named(tmp_path: Path) -> None:

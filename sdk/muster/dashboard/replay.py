@@ -8,6 +8,8 @@ from muster.events.data import RunEnded
 from muster.records.record import LOST_ADVICE, LOST_REASON
 from muster.records.runs import Run
 
+LOG_LINES = 1000  # so that a crash's report is among them from its beginning
+
 
 def untold_end(run: Run) -> Event:
     """Return the event for the end of a run whose journal has none, such as a lost run."""
@@ -28,5 +30,6 @@ def replay(run: Run) -> RunView:
     known = set(run.workers)
     for worker in view.workers.values():
         if worker.name in known:
-            worker.print("\n".join(run.log_end(worker.name)) + "\n")  # events do not record it
+            lines = run.log_end(worker.name, LOG_LINES)  # events do not record what is printed
+            worker.print("\n".join(lines) + "\n")
     return view

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 
+from muster.dashboard.last_line import LastLine
 from muster.dashboard.progress import ProcessProgress
 from muster.dashboard.text import first_line, size
-from muster.text.cleaning import clean
 
 MAX_RANKS = 64  # of one worker; further ones are left out
-MAX_LINE = 500  # characters of a worker's last line
-MARK = re.compile(r"--- attempt \d+ ---")  # a line that Muster writes into the log
 FINAL = frozenset({"succeeded", "failed", "stopped", "ended", "timedout", "lost"})
 FAILURES = frozenset({"failed", "timedout", "lost"})
 GOOD_END = "exit 0"
@@ -64,7 +61,7 @@ class WorkerView:
     end: str = ""
     reason: str = ""
     last_line: str = ""
-    _unfinished: str = field(default="", repr=False)
+    _output: LastLine = field(default_factory=LastLine, repr=False)
 
     @property
     def role(self) -> str:
@@ -189,9 +186,5 @@ class WorkerView:
         return self.progress[rank]
 
     def print(self, text: str) -> None:
-        """Take some of the worker's output, and remember the last line that has a letter or a digit."""
-        lines = re.split(r"[\r\n]+", self._unfinished + text[-4 * MAX_LINE :])
-        self._unfinished = lines[-1][-MAX_LINE:]
-        shown = next((line for line in reversed(lines) if any(map(str.isalnum, line)) and not MARK.match(line)), None)
-        if shown is not None:
-            self.last_line = clean(shown).expandtabs(4).strip()[:MAX_LINE]
+        """Take some of the worker's output, and remember the last line that says something."""
+        self.last_line = self._output.read(text)

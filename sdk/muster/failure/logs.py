@@ -9,6 +9,10 @@ from pathlib import Path
 from muster.text.reading import open_regular
 
 ATTEMPT = re.compile(r"^--- attempt \d+ ---\n", re.MULTILINE)  # the line at the beginning of a later attempt
+CRASH = "Fatal Python error: "  # the beginning of faulthandler's report
+THREAD_THAT_CRASHED = "Current thread 0x"
+OURS = re.compile(r'  File "(?:<frozen runpy>|[^"]*/(?:runpy\.py|lib/runner\.py|lib/muster/[^"]*))"')
+OF_LIBRARIES = re.compile(r'  (?!File )|  File "(?:<|[^"]*/(?:lib(?:64)?/python[\d.]+|site-packages)/)')
 
 
 def mark_attempt(logs: Path, number: int) -> None:
@@ -33,11 +37,20 @@ def tail(log: Path, lines: int = 20, size: int = 16384) -> str:
 
 
 def crash_report(log: Path, lines: int = 20) -> str:
-    """Return the beginning of faulthandler's report at the end of a log: its heading, and the thread that crashed."""
-    _, heading, report = tail(log, 2000, 65536).rpartition("Fatal Python error: ")
-    threads = re.split(r"\n(?=(?:Current thread|Thread) 0x)", report)
-    crashed = [thread for thread in threads[1:] if thread.startswith("Current thread")]
-    if not heading or not crashed:
+    """Return the beginning of faulthandler's report at the end of a log: its heading, and the thread that crashed.
+
+    Where that has no Python calls, as threads of compiled code have none, the main thread is shown: it comes last.
+    """
+    _, heading, report = tail(log, 2000, 65536).rpartition(CRASH)
+    reason, *threads = re.split(r"\n(?=(?:Current thread|Thread) 0x)", report)
+    if not heading or not threads:
         return ""
-    stack = re.sub(r'\n  File "[^"]*/runner\.py".*|\n  File "<frozen runpy>".*', "", crashed[0]).strip().splitlines()
-    return "\n".join([heading + threads[0].strip(), *stack[:lines]])
+    crashed = next((thread for thread in threads if thread.startswith(THREAD_THAT_CRASHED)), threads[-1])
+    stack, *_ = re.split(r"\n(?!  )", crashed, maxsplit=1)  # what follows are no calls but names of extension modules
+    shown = [line for line in stack.splitlines() if not OURS.match(line)]
+    return "\n".join([heading + reason.strip(), *shown[:lines]])
+
+
+def is_of_script(call: str) -> bool:
+    """Return whether a call in faulthandler's report is in a file of the user's, not of a library or of Muster."""
+    return not OURS.match(call) and not OF_LIBRARIES.match(call)
