@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from muster.strategies.horovod import LAUNCHER
+from muster.strategies.horovod_launcher import has_gloo
 
 from tests.support import eventually, is_gone
 
@@ -81,3 +84,16 @@ def test_the_rendezvous_listens_where_the_ranks_are_told(tmp_path: Path) -> None
     argv = [sys.executable, "-c", RENDEZVOUS, str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout.split() == ["127.0.0.1", "True"], done.stderr
+
+
+def test_what_tensorflow_tells_of_itself_is_not_among_the_launchers_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels: list[str | None] = []
+
+    def gloo_built(verbose: bool) -> bool:  # horovodrun's imports TensorFlow
+        levels.append(os.environ.get("TF_CPP_MIN_LOG_LEVEL"))
+        return True
+
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    assert has_gloo(SimpleNamespace(gloo_built=gloo_built))
+    assert levels == ["2"]
+    assert "TF_CPP_MIN_LOG_LEVEL" not in os.environ, "the ranks get the launcher's environment"

@@ -17,6 +17,10 @@ import sys
 import tempfile
 import types
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any  # noqa: F401  (type comments)
+
 PR_SET_PDEATHSIG = 1
 LONGEST = 75  # characters of the folder in which the fork server makes its socket, whose path must be below 108
 
@@ -36,7 +40,7 @@ def main():
     facts = sys.argv[1] if len(sys.argv) > 1 else None
     if remembers_gloo(facts, horovod.__file__):
         launch.gloo_built = lambda verbose=False: True
-    elif launch.gloo_built(verbose=False):  # Horovod caches its answer in this process, and asks again later
+    elif has_gloo(launch):  # Horovod caches its answer in this process, and asks again later
         remember_gloo(facts, horovod.__file__)
 
     listen_where_the_ranks_are_told()
@@ -48,6 +52,19 @@ def main():
         sys.exit("the session has ended")
     sys.argv = json.loads(line)["argv"]
     launch.run_commandline()
+
+
+def has_gloo(launch):
+    # type: (Any) -> bool
+    """Return whether Horovod was built with gloo, for which it imports TensorFlow.
+
+    That would log how it was built, which reads like the launcher's words where these are quoted.
+    """
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # errors alone
+    try:
+        return bool(launch.gloo_built(verbose=False))
+    finally:
+        del os.environ["TF_CPP_MIN_LOG_LEVEL"]  # the ranks get this environment
 
 
 def use_the_librarys_distutils():
