@@ -623,6 +623,15 @@ class TestLogs:
         assert tail.read() == []
         assert tail.read(at_end=True) == [b"end"]
 
+    def test_following_survives_that_the_new_log_has_grown_past_the_old_one(self, tmp_path: Path) -> None:
+        log = tmp_path / "worker-0.log"
+        tail = Tail(log)
+        log.write_bytes(b"1\n2\n")
+        assert tail.read() == [b"1", b"2"]
+        (tmp_path / "worker-0.log.1").write_bytes(b"1\n2\n3\n")
+        log.write_bytes(b"4\n5\n6\n7\n")
+        assert tail.read() == [b"3", b"4", b"5", b"6", b"7"]
+
 
 @pytest.mark.parametrize("command", ["runs --limit 5000", "runs --json", "logs last", "explain last", "show last"])
 def test_nothing_fails_behind_head(command: str) -> None:

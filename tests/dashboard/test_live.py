@@ -78,6 +78,9 @@ def test_a_log_is_read_from_near_its_end_and_then_as_it_grows(tmp_path: Path) ->
     assert tail.read() == "€\n", "a character that came in two parts"
     log.write_bytes(b"new\n")
     assert tail.read() == "new\n", "what was there before has been moved away"
+    (tmp_path / "worker-0.log.1").write_bytes(b"new\nlast\n")
+    log.write_bytes(b"newer and longer\n")
+    assert tail.read() == "last\nnewer and longer\n", "the new one is longer than the old one was"
 
 
 def test_a_window_on_a_log_shows_whole_lines_and_how_many_are_before_them(
@@ -118,6 +121,21 @@ def test_a_window_on_a_log_shows_whole_lines_and_how_many_are_before_them(
     assert news["before"] + len(news["text"].splitlines()) == 1030 + 1 + 5000
     log.write_text("new\n")
     assert window.read() == {"text": "new\n", "start": 0, "line": 0, "before": 30, "fresh": True}
+    log.write_text("newer and longer\n")
+    assert window.read() == {"text": "newer and longer\n", "start": 0, "line": 0, "before": 30, "fresh": True}
+
+
+def test_a_window_may_begin_within_a_line_that_is_longer_than_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.dashboard.logwindow.MOST_BYTES", 100)
+    log = tmp_path / "worker-0.log"
+    log.write_bytes(b"first\n" + b"." * 1000)
+    window = LogWindow(log)
+    assert window.read() == {"text": "." * 100, "start": 906, "line": None, "before": 1, "fresh": True}
+    with log.open("ab") as file:
+        file.write(b"end\nnext\n")
+    assert window.read() == {"text": "end\nnext\n", "start": 1006, "line": 1010, "before": 1, "fresh": False}
 
 
 def record(events: list[Event]) -> Run:
@@ -268,5 +286,6 @@ def test_a_run_is_measured_against_the_newest_one_of_one_worker() -> None:
         (run.run_dir / "result.json").write_text('{"status": "succeeded", "seconds": 60}')
 
     assert rate_of_one_worker(job(4)) == pytest.approx(100)
+    assert rate_of_one_worker(job(4, slots=4)) is None, "a worker of it has four ranks"
     assert rate_of_one_worker(job(4, strategy="parameter_server")) is None
     assert rate_of_one_worker(job(1)) is None

@@ -26,7 +26,7 @@ from muster.runtime.echo import without_echo
 from muster.runtime.outlet import takes_escapes
 from muster.text.arguments import ArgumentText
 from muster.text.cleaning import clean
-from muster.text.reading import open_regular
+from muster.text.reading import Appended
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -329,7 +329,7 @@ def logs(run: str, worker: str | None, follow: bool, tail: int | None) -> None:
             is_new = name not in tails
             if is_new:
                 for older in opened.log_files(name)[:-1]:
-                    lines += _read_from(older, 0).splitlines()
+                    lines += Appended(older).read().splitlines()
                 tails[name] = Tail(opened.log_path(name))
             lines += tails[name].read(at_end=ended or not follow)
             skipped = max(len(lines) - tail, 0) if is_new and tail is not None else 0
@@ -363,32 +363,17 @@ def _print_lines(lines: list[bytes], name: str | None) -> None:
 
 
 class Tail:
-    """Reads the lines that are appended to a log, even if its content is moved to ``.1`` meanwhile."""
+    """Reads the lines that are appended to a log."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._position = 0
+        self._appended = Appended(path)
         self._unfinished = b""
 
     def read(self, *, at_end: bool = False) -> list[bytes]:
         """Return the lines completed since the last call; if ``at_end``, also a last line without a newline."""
-        data = b""
-        if self.path.exists() and self.path.stat().st_size < self._position:
-            data, self._position = _read_from(self.path.with_name(self.path.name + ".1"), self._position), 0
-        news = _read_from(self.path, self._position)
-        self._position += len(news)
-        lines = (self._unfinished + data + news).split(b"\n")
+        lines = (self._unfinished + self._appended.read()).split(b"\n")
         self._unfinished = lines.pop()
         if at_end and self._unfinished:
             lines.append(self._unfinished)
             self._unfinished = b""
         return lines
-
-
-def _read_from(path: Path, position: int) -> bytes:
-    try:
-        with open_regular(path) as file:
-            file.seek(position)
-            return file.read()
-    except FileNotFoundError:
-        return b""

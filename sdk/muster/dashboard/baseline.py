@@ -12,7 +12,7 @@ from muster.records.lookup import list_runs
 from muster.records.runs import Run
 
 MAX_RUNS = 50  # newest recorded runs to search
-SAME = ("script", "strategy", "args", "resources", "python")  # fields in which comparable jobs agree
+SAME = ("script", "strategy", "args", "resources", "python", "slots")  # fields in which comparable jobs agree
 
 
 def rate_of_one_worker(job: Mapping[str, Any]) -> float | None:
@@ -21,8 +21,8 @@ def rate_of_one_worker(job: Mapping[str, Any]) -> float | None:
         return None
     for run in islice(list_runs(), MAX_RUNS):
         other = _job_of(run)
-        alone = (other.get("n_workers"), other.get("slots") or 1) == (1, 1)
-        if alone and all(other.get(key) == job.get(key) for key in SAME) and run.status == "succeeded":
+        is_alike = all(other.get(key) == job.get(key) for key in SAME)
+        if is_alike and other.get("n_workers") == 1 and run.status == "succeeded":
             return replay(run).rate
     return None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.text.cleaning import clean
-from muster.text.reading import open_regular
+from muster.text.reading import COMPARED, follows, open_regular
 
 MOST_BYTES = 128 * 1024  # of a message; of a log that grows faster than a page can show, only the newest are sent
 MOST_COUNTED = 1 << 30  # bytes that are read at most to count lines
@@ -28,6 +28,7 @@ class LogWindow:
         self._position: int | None = None
         self._lines = 0  # before the position
         self._in_line = False  # whether the position is within a line
+        self._last = b""  # bytes before the position
 
     def read(self) -> dict[str, Any]:
         """Return the text appended since the last call.
@@ -39,9 +40,9 @@ class LogWindow:
         try:
             with open_regular(self.path) as file:
                 size = file.seek(0, 2)
-                fresh = self._position is None or size < self._position
-                if self._position is None or size < self._position:
-                    self._position, self._lines, self._in_line = 0, _lines_of(self._older), False
+                fresh = self._position is None or not follows(file, self._position, self._last)
+                if self._position is None or fresh:
+                    self._position, self._lines, self._in_line, self._last = 0, _lines_of(self._older), False, b""
                 if size - self._position > MOST_BYTES:
                     fresh = True
                     self._skip(file, size - MOST_BYTES)
@@ -59,6 +60,7 @@ class LogWindow:
             "fresh": fresh,
         }
         self._position += len(whole)
+        self._last = (self._last + whole)[-COMPARED:]
         if whole:
             self._in_line = not whole.endswith(b"\n")
         self._lines += _count(whole)
@@ -86,7 +88,7 @@ class LogWindow:
         return {"text": _shown(data), "start": begin + base, "end": start}
 
     def _skip(self, file: Any, wanted: int) -> None:
-        """Move the position to the first line that begins after the offset ``wanted``."""
+        """Move the position to the first line that begins after the offset ``wanted``, or there if none does."""
         file.seek(self._position)
         left = wanted - (self._position or 0)
         while left > 0 and (data := file.read(min(left, 1 << 20))):
@@ -95,7 +97,10 @@ class LogWindow:
         rest = file.read(MOST_BYTES)
         torn = rest.find(b"\n") + 1
         self._lines += _count(rest[:torn])
-        self._position, self._in_line = wanted + torn, False
+        self._position = wanted + torn
+        begin = file.seek(max(0, self._position - COMPARED))
+        self._last = file.read(self._position - begin)
+        self._in_line = not self._last.endswith(b"\n")
 
 
 def _shown(data: bytes) -> str:

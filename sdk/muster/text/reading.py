@@ -12,6 +12,8 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
+COMPARED = 256  # bytes by which a log is recognized
+
 
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file. Anything else, such as a pipe, a device or a link to itself, counts as missing.
@@ -43,6 +45,56 @@ def read_regular(path: Path, most: int = -1) -> bytes:
 def read_json(path: Path) -> Any:
     """Return the value in a JSON file. Raise OSError, or ValueError if it is not JSON."""
     return parse_json(read_regular(path))
+
+
+class Appended:
+    """Reads what is appended to a log, even if its content is moved to ``.1`` meanwhile.
+
+    The file itself remains, and may have grown past the old position before the next look at it; so what was read last
+    is compared.
+
+    Args:
+        path: the log; it may come later.
+        at_most: number of bytes to read of a log that is there already; None for all.
+    """
+
+    def __init__(self, path: Path, at_most: int | None = None) -> None:
+        self.path = path
+        self._at_most = at_most
+        self._position: int | None = None
+        self._last = b""  # bytes before the position
+
+    def read(self) -> bytes:
+        """Return the bytes appended since the last call. Raise OSError as ``open_regular``, unless there is no file."""
+        moved = b""
+        try:
+            with open_regular(self.path) as file:
+                if self._position is None:
+                    size = file.seek(0, os.SEEK_END)
+                    self._position = 0 if self._at_most is None else max(0, size - self._at_most)
+                if not follows(file, self._position, self._last):
+                    moved = self._moved(self._position)
+                    self._position, self._last = file.seek(0), b""
+                news = file.read()
+        except FileNotFoundError:
+            return b""
+        self._position += len(news)
+        self._last = (self._last + news)[-COMPARED:]
+        return moved + news
+
+    def _moved(self, position: int) -> bytes:
+        """Return what had been appended before the content was moved, as far as it is there."""
+        try:
+            with open_regular(self.path.with_name(f"{self.path.name}.1")) as file:
+                return file.read() if follows(file, position, self._last) else b""
+        except FileNotFoundError:
+            return b""
+
+
+def follows(file: BinaryIO, position: int, last: bytes) -> bool:
+    """Go to a position in a file, and return whether the bytes ``last`` are before it, as they were earlier."""
+    file.seek(position - len(last))
+    return file.read(len(last)) == last
 
 
 def parse_json(text: str | bytes | bytearray) -> Any:
