@@ -12,8 +12,14 @@ from typing import Any
 
 import pytest
 from muster.agent.removal import OWNER
+from muster.checks.script import make_script
+from muster.errors import PlatformError
+from muster.job import Job
 from muster.records import scratch, sessions
 from muster.records.scratch import sweep
+from muster.run.cluster import Cluster
+
+from tests.plain import Plain
 
 GONE = {"pid": 1 << 22, "started": 1}  # no process has that id
 
@@ -95,3 +101,25 @@ def test_a_folder_that_cannot_be_claimed_is_not_left(tmp_path: Path, monkeypatch
     with pytest.raises(OSError, match="No space"):
         scratch.make_scratch()
     assert [folder.exists() for folder in claimed] == [False]
+
+
+@pytest.mark.parametrize(("of", "left"), [("scratch", 0), ("scratch", 8), ("home", 0), ("home", 16)])  # KiB
+def test_a_disk_that_is_full_before_the_workers_start_is_named_without_a_traceback(
+    of: str, left: int, tmp_path: Path, small_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = small_disk(64)
+    (disk / "ballast").write_bytes(bytes((64 - left) << 10))
+    if of == "home":
+        monkeypatch.setenv("MUSTER_HOME", str(disk))
+    else:
+        monkeypatch.setattr(scratch, "_temporary_folder", lambda: str(disk))
+    script = tmp_path / "train.py"
+    script.write_text("pass")
+    with pytest.raises(PlatformError) as raised, Cluster(Job(make_script(script), 1), strategy=Plain()) as cluster:
+        cluster.wait()
+    error = raised.value
+    assert f"{disk}/" in error.message
+    assert error.message.endswith(": No space left on device.")
+    assert "make room" in str(error.advice)
+    assert error.details is None
+    assert not [*disk.glob("muster-*")]

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.agent.removal import remove_folder
+from muster.text.system_errors import naming
 from muster.training.store import write_durably
 
 ID_TIME = "%Y%m%d-%H%M%S"  # 15 characters; an id is this, a slug of the name and 4 random digits, joined by "-"
@@ -100,7 +101,8 @@ def write_json(path: Path, data: Any, mode: int | None = None) -> None:
     try:
         if mode is not None:
             beside.touch(mode=mode)
-        beside.write_text(_as_json(data), encoding="utf-8")
+        with naming(path):
+            beside.write_text(_as_json(data), encoding="utf-8")
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ from typing import Any
 from muster.agent.removal import MADE, OWNER, remove_folder
 from muster.records import sessions
 from muster.text.reading import parse_json, read_regular
+from muster.text.system_errors import naming
 
 PREFIX = "muster-"  # the guard removes only folders with this prefix (muster.agent.scratch)
 LARGEST_OWNER = 4096  # bytes of the file that names a folder's session
@@ -41,8 +42,9 @@ def make_scratch() -> Path:
 
 def claim(folder: Path) -> None:
     """Write into a folder that this session has made it, so that ``sweep`` removes it after its end. Raises OSError."""
-    (folder / OWNER).touch(mode=0o600)
-    (folder / OWNER).write_text(json.dumps(sessions.this_session()))
+    with naming(folder):
+        (folder / OWNER).touch(mode=0o600)
+        (folder / OWNER).write_text(json.dumps(sessions.this_session()))
 
 
 def scratch_of_this_session() -> list[Path]:

@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-import shutil
 import threading
 import time
 import traceback
@@ -38,6 +37,7 @@ from muster.run.streams import Stream
 from muster.runtime import clock, descriptors
 from muster.runtime.background import background_loop, in_thread
 from muster.runtime.log import has_told
+from muster.text.system_errors import NO_ROOM, in_words, is_of_user, naming
 
 if TYPE_CHECKING:  # imported while the platform warms up
     from muster.run.orchestrator import Orchestrator
@@ -160,10 +160,10 @@ class Execution:
             return raised
         except OSError as raised:
             return PlatformError(
-                f"The session could not go on: {_os_reason(raised)}.",
+                f"The session could not go on: {in_words(raised)}.",
                 log=self.run_dir / "logs",
                 advice="if a disk is full, make room, or set MUSTER_HOME and TMPDIR to folders elsewhere",
-                details=traceback.format_exc(),
+                details=None if is_of_user(raised) else traceback.format_exc(),
             )
         except (Exception, SystemExit) as raised:  # a defect of ours, a strategy's or a platform's
             return _own_failure(raised)
@@ -264,7 +264,9 @@ class Execution:
         await in_thread(import_module, "muster.run.preparation")
         from muster.run.preparation import prepare
 
-        return await prepare(attempt, self.run_dir, self._scratch, calls, emit=self._observers.tell, on_up=self._is_up)
+        emit = self._observers.tell
+        with naming(self._scratch):
+            return await prepare(attempt, self.run_dir, self._scratch, calls, emit=emit, on_up=self._is_up)
 
     async def _leave_nothing(self, checked: CheckedRun) -> None:
         """Remove everything that is to end with the run."""
@@ -407,7 +409,8 @@ class Execution:
             try:
                 run_dir = folders.make_run_folder(name)
                 try:
-                    journal = Journal(run_dir / "events.jsonl")
+                    with naming(run_dir):
+                        journal = Journal(run_dir / "events.jsonl")
                 except BaseException:
                     remove_folder(run_dir)
                     raise
@@ -418,8 +421,10 @@ class Execution:
             return journal, scratch
         except OSError as error:
             raise PlatformError(
-                f"The folders of the run cannot be made: {error}.",
-                advice="set MUSTER_HOME and TMPDIR to writable folders",
+                f"The folders of the run cannot be made: {in_words(error)}.",
+                advice="make room there, or set MUSTER_HOME and TMPDIR to writable folders"
+                if error.errno in NO_ROOM
+                else "set MUSTER_HOME and TMPDIR to writable folders",
             ) from error
 
 
@@ -427,8 +432,3 @@ def _own_failure(error: BaseException) -> RunFailed:
     """Return the error for a defect of Muster, of a strategy or of a platform."""
     trace = "".join(traceback.format_exception(error))
     return RunFailed(f"Muster itself failed: {error!r}", details=trace)
-
-
-def _os_reason(error: OSError) -> str:
-    """Return the system's message of an error; of an error about many files, the message about the first."""
-    return str(error.args[0][0][2]) if isinstance(error, shutil.Error) else str(error)
