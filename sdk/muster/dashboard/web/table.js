@@ -151,6 +151,7 @@ class Table {
     setClass(row.glyph, `muster-glyph muster-is-${worker.status}`);
     setText(row.glyph, GLYPHS[worker.status] ?? " ");
     setText(row.word, worker.status);
+    row.cells.status.title = worker.status;
     const phase = this.phase(worker);
     setText(row.cells.phase, phase);
     row.cells.phase.title = phase;
