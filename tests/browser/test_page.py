@@ -320,3 +320,57 @@ def test_without_scripts_the_static_picture_is_there(browser: Browser, tmp_path:
 
     expect(page.locator("table")).to_contain_text("worker-2")
     context.close()
+
+
+# A session that answers nothing by itself: the test says what it sends, and sees what it was sent.
+SESSION = """
+const listeners = [];
+window.asked = [];
+window.say = (message) => listeners.forEach((hear) => hear(message));
+const can = { can_stop: true, can_say_stacks: true, is_own: false, is_live: true, has_tensorboard: false };
+attach({
+  get: (name) => can[name],
+  send: (message) => window.asked.push(message.ask),
+  on: (name, hear) => name === "msg:custom" && listeners.push(hear),
+  off: () => {},
+}, document.querySelector("main"));
+"""
+
+
+def test_a_silent_session_that_is_heard_again_is_live_again(browser: Browser) -> None:
+    page = browser.new_context().new_page()
+    page.clock.install(time=1000)
+    page.clock.pause_at(2000)
+    page.set_content(f"<style>{web.style()}</style><main></main><script type=module>{web.script()}{SESSION}</script>")
+    page.wait_for_function("window.say !== undefined")
+    view = view_of(training())
+    say, snapshot = "message => { window.say(message) }", LiveState(view).snapshot()
+    page.evaluate(say, {"kind": "snapshot", **snapshot})
+    page.clock.run_for(100)
+    silent, stop = page.locator(".muster-silent"), page.locator(".muster-stop")
+    expect(stop).to_be_visible()
+    for _ in range(2):  # as often as that happens
+        expect(silent).to_have_count(0)
+        page.clock.run_for(5000)
+        expect(silent).to_have_count(1)
+        expect(page.locator(".muster-fate")).to_contain_text("Nothing has been heard of the kernel")
+        page.evaluate(say, {"kind": "beat"})
+        page.clock.run_for(100)
+    expect(silent).to_have_count(0)
+    expect(page.locator(".muster-fate")).to_be_hidden()
+
+    page.clock.run_for(5000)
+    stop.click()
+    expect(stop).to_have_text("Stopping …")
+    page.clock.run_for(1000)
+    expect(stop).to_have_text("Stop")  # it has not answered
+    page.evaluate(say, {"kind": "beat"})
+    page.clock.run_for(100)
+    expect(silent).to_have_count(0)
+    stop.click()
+    page.evaluate(say, {"kind": "stopping"})
+    page.clock.run_for(1000)
+    expect(stop).to_have_text("Stopping …")
+    assert page.evaluate("window.asked") == ["snapshot", "stop", "stop"]
+    expect(page.locator(".muster-fate")).to_be_hidden()
+    page.context.close()

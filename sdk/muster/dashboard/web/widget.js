@@ -81,7 +81,9 @@ class View {
       this.log.append(message);
     } else if (message.kind === "stopping") {
       clearTimeout(this.waitsForStop);
+      this.trouble = null; // it was said to be busy where this took long
       if (message.error) this.cannotStop(message.error);
+      this.paintSoon();
     } else if (message.kind === "tensorboard") {
       this.showBoard(message);
     } else if (this.store.apply(message)) {
