@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -29,15 +30,30 @@ def test_what_an_interpreter_lacks(needs: dict[str, object], words: str) -> None
     assert words in said if words else said == ""
 
 
+def stand_in(program: Path, listing: str) -> dict[str, str]:
+    """Write a program that prints a listing, and return an environment in which it is found."""
+    program.write_text(f"#!/bin/sh\necho '{listing}'\n")
+    program.chmod(0o755)
+    return {"PATH": f"{program.parent}:/usr/bin:/bin"}
+
+
 def test_gpus_that_an_engine_has_not_given(tmp_path: Path) -> None:
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'GPU 0: A100 (UUID: GPU-1)'\n")
-    program.chmod(0o755)
-    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    environ = stand_in(program, "GPU 0: A100 (UUID: GPU-1)")
     assert lacking_gpus(1, environ) == ""
     assert "2 GPUs and sees 1" in lacking_gpus(2, environ)
     program.unlink()
     assert "1 GPUs and sees 0" in lacking_gpus(1, environ)
+
+
+def test_parts_of_a_gpu_count_as_gpus(tmp_path: Path) -> None:
+    listing = """\
+        GPU 0: A100 (UUID: GPU-1)
+          MIG 1g.5gb      Device  0: (UUID: MIG-a)
+          MIG 1g.5gb      Device  1: (UUID: MIG-b)"""
+    environ = stand_in(tmp_path / "nvidia-smi", textwrap.dedent(listing))
+    assert lacking_gpus(2, environ) == ""
+    assert "3 GPUs and sees 2" in lacking_gpus(3, environ)
 
 
 @pytest.mark.parametrize("text", ["low 0\noom 3\noom_kill {}\n", "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"])

@@ -3,6 +3,8 @@
 import json
 import subprocess
 
+from .hardware import parse_gpus
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -23,11 +25,12 @@ print(json.dumps([list(sys.version_info[:3]), [name for name in sys.argv[1:] if 
 def lacking_gpus(wanted: int, environ: "dict[str, str]") -> str:
     """Return, in words, how many GPUs this worker sees, if fewer than ``wanted``; empty where it sees enough.
 
+    Of a GPU that is partitioned (MIG), each part that the worker sees counts as one, as where GPUs are given out.
     Some backends accept a request for GPUs, and start a worker without them.
     """
     try:
         listing = subprocess.check_output(["nvidia-smi", "-L"], timeout=PROBE_SECONDS, env=environ)
-        seen = sum(line.startswith(b"GPU ") for line in listing.splitlines())
+        seen = len(parse_gpus(listing.decode("utf-8", "replace")))
     except (OSError, subprocess.SubprocessError):
         seen = 0
     if seen >= wanted:

@@ -29,7 +29,6 @@ ELSEWHERE = (
     "bootstrap.py",
     "unpacking.py",
     "slurm_bootstrap.py",
-    "hardware.py",
     "host_bootstrap.py",
     "host_guard.py",
     "runner.py",
