@@ -64,6 +64,7 @@ def test_a_worker_that_cannot_be_noted_is_stopped(engines: Engines, platform: Lo
     with pytest.raises(IsADirectoryError):
         engines.launch(CLIENT, order("import time; time.sleep(600)"), "127.0.0.1")
     eventually(lambda: [worker.status for worker in platform.list()] == [Status.STOPPED], "it is stopped")
+    assert list(folder.glob("*.py")) == []
 
 
 def test_a_session_whose_workers_could_not_be_stopped_can_be_ended_again(

@@ -142,13 +142,13 @@ class Engines:
         try:
             spec = self._spec(order, worker_id, session)
             (worker,) = self._platform.launch([spec], worker_id)
+            try:
+                self._record.add(worker)
+            except OSError:
+                self._platform.stop([worker.id])
+                raise
         except Exception:
             self._record.forget(worker_id)
-            raise
-        try:
-            self._record.add(worker)
-        except OSError:
-            self._platform.stop([worker.id])
             raise
         self._sessions[session.engine_id] = session
         self._launched[worker_id] = launched = Launched(worker_id, worker, session, spec.log)
