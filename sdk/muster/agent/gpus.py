@@ -1,5 +1,6 @@
 """Use of a worker's GPUs, read from an ``nvidia-smi`` that runs beside the agent and prints every few seconds."""
 
+import contextlib
 import os
 
 from .loop import Loop
@@ -53,10 +54,11 @@ class GpuMeter:
             self._take(line.decode("ascii", "replace"))
 
     def _take(self, line: str) -> None:
-        try:
-            device, percent, mebibytes = line.split(",")
+        device, *values = line.split(",")
+        self._devices.pop(device, None)  # its last value would count for ever if it is no longer measured
+        with contextlib.suppress(ValueError):  # "[N/A]" for a device that is not measured, or an error message
+            percent, mebibytes = values
             self._devices[device] = float(percent) / 100, int(mebibytes) * MIB
-        except ValueError:  # "[N/A]" for a device that is not measured, or an error message
-            return
-        self.busy = sum(busy for busy, _ in self._devices.values())
-        self.memory = sum(memory for _, memory in self._devices.values())
+        measured = self._devices.values()
+        self.busy = sum(busy for busy, _ in measured) if measured else None
+        self.memory = sum(memory for _, memory in measured) if measured else None
