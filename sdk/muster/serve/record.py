@@ -90,8 +90,7 @@ def clean_up() -> list[str]:
     """
     troubles = []
     for owner, facts in _records():
-        is_elsewhere = facts["host"] != socket.gethostname() or is_out_of_sight(facts["session"])
-        if not is_alive(facts["session"]) and not is_elsewhere:  # other machines may share the home folder
+        if not is_alive(facts["session"]) and not is_out_of_sight(facts["session"]):
             try:
                 _end_workers(owner.parent, facts["platform"])
                 (owner.parent / "keys").unlink(missing_ok=True)
