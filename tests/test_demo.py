@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from muster.commands import demo
 from muster.errors import PlatformUnsupported, ScriptFailed
@@ -39,6 +40,20 @@ class TestWhatIsLeft:
 
     def test_a_process(self, run: Run, straggler: subprocess.Popen[bytes]) -> None:
         assert demo.processes_left(run) == [f"process {straggler.pid} ({sys.executable} -c input())"]
+
+    def test_not_a_process_that_ends_meanwhile(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Ended:
+            def __init__(self, pid: int = 1) -> None:
+                self.pid = pid
+
+            def children(self, recursive: bool) -> list[Ended]:
+                return [self]
+
+            def create_time(self) -> float:
+                raise psutil.NoSuchProcess(self.pid)
+
+        monkeypatch.setattr(psutil, "Process", Ended)
+        assert demo.processes_left(run) == []
 
     def test_a_port_of_a_worker(self, run: Run) -> None:
         host = next(event.data["host"] for event in run.events() if event.kind == "worker_ready")

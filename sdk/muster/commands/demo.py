@@ -148,10 +148,10 @@ def processes_left(run: Run) -> list[str]:
                 pids.add(child.pid)
     for event in run.events():
         pid = event.data.pid if isinstance(event.data, (WorkerReady, ProcessStarted, ProcessExited)) else None
-        if pid is not None and psutil.pid_exists(pid):
-            process = psutil.Process(pid)
-            if run.started_at <= process.create_time() <= ended:  # not a later process of the same number
-                pids.add(pid)
+        if pid is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if run.started_at <= psutil.Process(pid).create_time() <= ended:  # else a later one of the same number
+                    pids.add(pid)
     return [f"process {pid} ({_title(pid)})" for pid in sorted(pids)]
 
 
