@@ -34,15 +34,12 @@ class TerminalDashboard:
     and then writes them to the terminal. A terminal that stops reading misses frames, and blocks no other thread.
 
     Args:
-        title: name to show for the run if its events give none.
         stream: the terminal; standard output by default.
         clock: returns the current time as events give it, in seconds since the epoch.
     """
 
-    def __init__(
-        self, title: str = "", *, stream: TextIO | None = None, clock: Callable[[], float] = time.time
-    ) -> None:
-        self.view = RunView(name=title, clock=clock)
+    def __init__(self, *, stream: TextIO | None = None, clock: Callable[[], float] = time.time) -> None:
+        self.view = RunView(clock=clock)
         self._stream = stream or sys.stdout
         self._frames = _Frames(self._stream)
         self._lock = threading.Lock()  # guards the view: events come from one thread, frames are painted in others
