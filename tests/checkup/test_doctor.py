@@ -200,6 +200,20 @@ class TestTheScript:
         missing = [finding.text.split()[0] for finding in look("pack.train").of("imports")]
         assert missing == [f"{folder}/pack/train.py,", f"{folder}/pack/other.py,"]
 
+    @pytest.mark.parametrize("answer", ["echo 1; exit", "echo '['; exit", "exit", "kill -9 $$"])
+    def test_an_interpreter_that_does_not_tell_what_it_finds(self, folder: Path, answer: str) -> None:
+        only_here = f'case "$2" in *ImportFinder*) echo "a reason" >&2; {answer};; esac'
+        (finding,) = look(python=str(interpreter(folder / "python", only_here))).of("script")
+        assert (finding.level, "a reason" in (finding.details or "")) == ("error", True)
+        assert "cannot look at" in finding.text
+
+    def test_an_interpreter_that_is_gone(self, folder: Path) -> None:
+        job = Job(make_script("train.py"), 2, python=str(interpreter(folder / "python", "")))
+        checked = Cluster(job, strategy=Plain()).check()
+        (folder / "python").unlink()
+        (finding,) = examine(checked, launch=False).of("script")
+        assert (finding.level, finding.text) == ("error", f"{job.python} cannot look at {folder / 'train.py'}")
+
 
 class TestTheSession:
     def test_it_says_where_workers_run_and_where_they_look_for_it(self) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from muster.checks.script import make_script
 from muster.checkup import Report, examine
-from muster.checkup.horovod import modules_of, traps
+from muster.checkup import horovod as horovod_checks
+from muster.checkup.horovod import modules_of, traps, try_allreduce
 from muster.checkup.report import Finding
 from muster.job import Job, Script
 from muster.run.cluster import Cluster
@@ -136,3 +137,14 @@ def test_which_modules_are_tried() -> None:
     assert modules_of(["horovod.torch"]) == ["horovod.torch"]
     assert modules_of(["horovod.keras"]) == ["horovod.tensorflow", "horovod.keras"]
     assert modules_of(["horovod.tensorflow.keras.callbacks"]) == ["horovod.tensorflow", "horovod.tensorflow.keras"]
+
+
+@pytest.mark.parametrize("program", ["print(1)", "print()", "print('[]')", "print('{')"])
+def test_an_allreduce_that_tells_nothing_is_an_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    (folder / "allreduce.py").write_text(f"import sys\n{program}\nprint('a reason', file=sys.stderr)\n")
+    monkeypatch.setattr(horovod_checks, "ALLREDUCE", folder / "allreduce.py")
+    job = Job(make_script("train.py"), 1, python=sys.executable)
+    (finding,) = try_allreduce(Cluster(job, strategy="horovod").check(), [])
+    assert (finding.level, finding.details) == ("error", "a reason\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from muster.errors import InterpreterError
 from muster.job import Job
 from muster.text.arguments import Argument, ArgumentText
+from muster.text.reading import parse_last_line
 
 OLDEST = (3, 6)
 _PROBE = """
@@ -79,15 +79,15 @@ def _ask(python: str, packages: Sequence[str]) -> Interpreter:
     )  # for use in other folders, too; not resolved, as its links make a virtual environment
     try:
         done = subprocess.run([path, "-c", _PROBE, *packages], capture_output=True, timeout=30, check=True, text=True)
-        answer = json.loads(done.stdout.splitlines()[-1])
+        answer = parse_last_line(done.stdout)
+        interpreter = Interpreter(path, tuple(answer["version"]), answer["packages"])
     except subprocess.CalledProcessError as error:
         raise InterpreterError(
             f"{path} is no usable Python interpreter, or cannot look for {', '.join(packages) or 'packages'}.",
             details=error.stderr[-2000:],
         ) from error
-    except (OSError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
+    except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
         raise InterpreterError(f"{path} is no usable Python interpreter: {error}.") from error
-    interpreter = Interpreter(path, tuple(answer["version"]), answer["packages"])
     if interpreter.version < OLDEST:
         raise InterpreterError(f"{path} is Python {_dotted(interpreter.version)}; Muster's runner needs 3.6 or later.")
     return interpreter
@@ -144,9 +144,9 @@ def check_answers(python: str, job: Job, answers: Mapping[str, tuple[int, str]])
     """
     for machine, (status, output) in answers.items():
         try:
-            answer = json.loads(output.splitlines()[-1]) if status == 0 else {}
+            answer = parse_last_line(output) if status == 0 else {}
             version, packages = tuple(answer["version"]), answer["packages"]
-        except (ValueError, IndexError, KeyError):
+        except (ValueError, KeyError):
             raise InterpreterError(
                 f"{python} on {machine} is no usable Python interpreter.",
                 details=output[-2000:],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from muster.checkup.horovod import try_allreduce
 from muster.checkup.report import Finding, Report
-from muster.checkup.session import CHECKS, imported_of_horovod
+from muster.checkup.session import CHECKS, imported_for_training
 from muster.checkup.workers import probe_workers
 from muster.errors import JobError, PlatformError
 from muster.run.cluster import Cluster
@@ -32,5 +32,5 @@ def examine(run: Cluster | RunRequest | CheckedRun, *, launch: bool = True) -> R
     findings = [finding for check in CHECKS for finding in check(checked)]
     trains_here = checked.strategy.name == "horovod" and not checked.platform.python
     if launch and trains_here and all(finding.level != "error" for finding in findings):
-        findings += try_allreduce(checked, imported_of_horovod(checked))
+        findings += try_allreduce(checked, imported_for_training(checked))
     return Report([*findings, *(probe_workers(checked) if launch else ())])

@@ -78,10 +78,9 @@ def answer_of(rank: "subprocess.Popen[str]") -> "dict[str, str]":
     """Wait for a rank to end; return the answer in its last line, or its exit status if it printed none."""
     output, errors = rank.communicate()
     try:
-        answer = json.loads(output.splitlines()[-1])
-    except (IndexError, ValueError):
+        return dict(json.loads(output.splitlines()[-1]))
+    except (IndexError, TypeError, ValueError):
         return {"problem": f"a rank ended with status {rank.returncode}", "details": errors[-3000:]}
-    return dict(answer)
 
 
 if __name__ == "__main__":

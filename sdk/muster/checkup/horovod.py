@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from muster.checkup.report import Finding
 from muster.failure.advice import HOROVOD_KERAS
 from muster.run.request import CheckedRun
 from muster.text.arguments import Argument, ArgumentText
+from muster.text.reading import parse_last_line
 
 ALLREDUCE = Path(__file__).with_name("allreduce.py")
 ALLREDUCE_SECONDS = 120.0
@@ -74,10 +74,9 @@ def try_allreduce(checked: CheckedRun, imported: Sequence[str]) -> Iterator[Find
 
 def _answer(output: str, errors: str) -> dict[str, Any]:
     try:
-        answer: dict[str, Any] = json.loads(output.splitlines()[-1])
-    except (IndexError, ValueError):
+        return parse_last_line(output)
+    except ValueError:
         return {"problem": (errors.strip().splitlines() or ["it said nothing"])[-1], "details": errors[-3000:]}
-    return answer
 
 
 def _kill_rest(group: int) -> None:

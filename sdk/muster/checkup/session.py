@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -24,6 +23,7 @@ from muster.records.folders import muster_home
 from muster.run.request import CheckedRun, describe_place
 from muster.text.arguments import Argument, ArgumentText
 from muster.text.names import join_names
+from muster.text.reading import parse_last_line
 
 IMPORTS = Path(__file__).with_name("imports.py")
 PROBE_SECONDS = 30.0
@@ -63,7 +63,7 @@ def check_script(checked: CheckedRun) -> Iterator[Finding]:
         )
 
 
-def imported_of_horovod(checked: CheckedRun) -> list[str]:
+def imported_for_training(checked: CheckedRun) -> list[str]:
     """Return the names that the script imports from Horovod and Muster; empty if it cannot be analysed."""
     answer = _look(checked)[0]
     return answer.get("imported", []) if isinstance(answer, dict) else []
@@ -98,18 +98,21 @@ def _inspect(job: Job, path: str, folder: str) -> dict[str, Any] | Finding:
     """Have the worker's interpreter analyse a file; return its answer, or a finding that says why there is none."""
     command = [job.python, "-c", IMPORTS.read_text(), path, folder]
     environment = {**os.environ, **job.env}
+    details = ""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=True, cwd=job.cwd, env=environment
-        )
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    except subprocess.CalledProcessError as error:
-        fix = ArgumentText(Argument("python", ""), " an interpreter that runs")
-        return Finding("error", "script", f"{job.python} cannot look at {path}", fix, details=error.stderr[-2000:])
+            command, capture_output=True, text=True, errors="replace", timeout=PROBE_SECONDS, cwd=job.cwd,
+            env=environment,
+        )  # fmt: skip
+        details = (done.stderr or done.stdout)[-2000:]
+        done.check_returncode()
+        return parse_last_line(done.stdout)
     except subprocess.TimeoutExpired:
         text = f"{job.python} has not looked at {path} within {PROBE_SECONDS:.0f} s"
         return Finding("error", "script", text, "try again")
-    return answer
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        fix = ArgumentText(Argument("python", ""), " an interpreter that runs")
+        return Finding("error", "script", f"{job.python} cannot look at {path}", fix, details=details or str(error))
 
 
 def _source(job: Job) -> tuple[str | None, str]:

@@ -1,4 +1,4 @@
-"""Reading of untrusted files, such as records of runs, logs and results of workers.
+"""Reading of what is not trusted: files, such as records and logs of runs, and what programs print.
 
 Nothing here blocks on a pipe without a writer, reads a device without end, or fails by endless recursion.
 """
@@ -107,3 +107,11 @@ def parse_json(text: str | bytes | bytearray) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("too many lists or dicts are in one another") from error
+
+
+def parse_last_line(output: str) -> dict[str, Any]:
+    """Return the JSON object in the last line of a program's output. Raise ValueError if there is none."""
+    answer = parse_json((output.splitlines() or [""])[-1])
+    if not isinstance(answer, dict):
+        raise ValueError("it is no JSON object")
+    return answer
