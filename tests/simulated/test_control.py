@@ -43,7 +43,7 @@ class Controlled:
 
     def _send(self, worker: str, message: Any) -> bool:
         self.to_worker.append(message)
-        if isinstance(message, wire.Execute):
+        if isinstance(message, wire.Execute) and self._answer is not None:
             self.hear(self._answer._replace(stream=message.stream))
         return True
 
@@ -193,4 +193,21 @@ def test_there_are_only_so_many_streams(tmp_path: Path, monkeypatch: pytest.Monk
         assert await line(await controlled.ask("time")) == {"time": "noon"}
 
     play(controlled, test)
-    assert wire.Close(2) in controlled.to_worker
+    assert [type(message) for message in controlled.to_worker] == [wire.Execute, wire.Close], "none is begun in vain"
+
+
+def test_a_stream_that_is_being_opened_is_ended_by_no_other_client(tmp_path: Path) -> None:
+    controlled = Controlled(tmp_path, answer=None)
+
+    async def test() -> None:
+        clients = []
+        for number in range(1, MOST_CONNECTIONS + 2):
+            clients.append(await controlled.ask("exec"))
+            while len(controlled.to_worker) < number:
+                await asyncio.sleep(0.001)
+        assert await line(await controlled.ask("time")) == {"time": "noon"}
+        for number, client in enumerate(clients, 1):
+            controlled.hear(wire.Opened(number))
+            assert await line(client) == {"opened": True}
+
+    play(controlled, test)

@@ -36,6 +36,7 @@ from muster.runtime.background import in_thread
 MOST_BYTES = 1 << 16  # of a request
 MOST_CONNECTIONS = 8  # at a time; one more closes the oldest
 MOST_STREAMS = 4096  # connections of streams, in addition: a pool has one for each of its workers
+OF_STREAMS = ("exec", "forward")  # requests that open a stream
 SECONDS = 5.0  # how long a request may take to arrive, and an answer to be read
 NO_REQUEST = (
     ValueError, KeyError, TypeError, RecursionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError,
@@ -90,36 +91,29 @@ class Control:
         writer.transport.set_write_buffer_limits(0)  # so that after drain() the kernel has everything
         try:
             with contextlib.suppress(OSError, asyncio.TimeoutError, asyncio.CancelledError):
-                answer = await self._answer(reader)
+                answer = await self._answer(task, reader)
                 if isinstance(answer, Stream):
-                    await self._relay(task, answer, reader, writer)
+                    await self._relay(answer, reader, writer)
                     return
                 writer.write(json.dumps(answer, default=str).encode() + b"\n")
                 await asyncio.wait_for(writer.drain(), SECONDS)
         finally:
             self._connections.pop(task, None)
+            self._relays.discard(task)
             writer.transport.abort()  # a client that has not read the answer by now may never do so
 
-    async def _relay(
-        self, task: asyncio.Task[Any], stream: Stream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    @staticmethod
+    async def _relay(stream: Stream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer how the opening of a stream went, and relay the stream."""
-        self._connections.pop(task, None)
-        self._relays.add(task)
         try:
-            answer: dict[str, Any] = {"opened": True}
-            if stream.failure is not None:
-                answer = {"closed": stream.failure._asdict()}
-            elif len(self._relays) > MOST_STREAMS:
-                answer = {"error": f"there are {MOST_STREAMS} streams to its workers already"}
+            answer = {"opened": True} if stream.failure is None else {"closed": stream.failure._asdict()}
             writer.write(json.dumps(answer).encode() + b"\n")
-            if "opened" in answer:
+            if stream.failure is None:
                 await stream.relay(reader, writer)
         finally:
-            self._relays.discard(task)
             stream.close()
 
-    async def _answer(self, reader: asyncio.StreamReader) -> Mapping[str, Any] | Stream:
+    async def _answer(self, task: asyncio.Task[Any], reader: asyncio.StreamReader) -> Mapping[str, Any] | Stream:
         try:
             request = json.loads(await asyncio.wait_for(reader.readuntil(b"\n"), SECONDS))
             token, ask = str(request["token"]), request["ask"]
@@ -130,6 +124,11 @@ class Control:
         answer = self._answers.get(ask) if isinstance(ask, str) else None
         if answer is None:
             return {"error": f"it can be asked for {', '.join(self._answers)}"}
+        if ask in OF_STREAMS:
+            if len(self._relays) >= MOST_STREAMS:  # before it is opened, as its command would run at once
+                return {"error": f"there are {MOST_STREAMS} streams to its workers already"}
+            self._connections.pop(task, None)  # already, as a slow worker's answer may take longer than new clients
+            self._relays.add(task)
         try:
             return await answer(request)
         except MusterError as error:
