@@ -306,19 +306,19 @@ def newest_run() -> str:
 
 
 def what_is_left(run: str, platform: Here) -> list[str]:
-    """Return the processes and scratch folders of a run that are still there after ``GONE_SECONDS``; end the processes.
+    """Return what is left of a run after ``GONE_SECONDS``, here and on the platform; end its processes here.
 
-    If there are none, return what is left on the platform.
+    What is looked for here are its processes and scratch folders.
     """
 
-    def left() -> list[str]:
+    def left_here() -> list[str]:
         mine = os.getpid()
         pids = [pid for pid in linux.marked("MUSTER_RUN_ID", run) if pid != mine]
         folders = [str(path) for path in Path(tempfile.gettempdir()).glob("muster-*")]
-        return [f"process {pid}" for pid in pids] + folders or platform.left()
+        return [f"process {pid}" for pid in pids] + folders
 
-    wait(lambda: not left(), GONE_SECONDS)
-    found = left()
+    wait(lambda: not (left_here() or platform.left()), GONE_SECONDS)
+    found = left_here() + platform.left()
     for name in found:
         if name.startswith("process "):
             linux.kill(int(name.split()[1]), signal.SIGKILL)

@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -152,3 +153,16 @@ def test_what_is_not_here_is_drawn_as_elsewhere_and_not_counted(monkeypatch: pyt
     narrowed = argparse.Namespace(**{**command.ALL, "faults": "mild signal"}, seed=12, restarts=False)
     assert command.replay(narrowed) == "--seed 12 --faults 'mild signal'"
     assert command.replay(argparse.Namespace(**command.ALL, seed=12, restarts=False)) == "--seed 12"
+
+
+def test_what_is_left_on_a_platform_is_told_beside_what_is_left_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Dirty(platforms.Here):
+        def left(self) -> list[str]:
+            return ["h1: a file"]
+
+    monkeypatch.setattr(harness, "GONE_SECONDS", 0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "muster-left").mkdir()
+    assert harness.what_is_left("no such run", Dirty()) == [str(tmp_path / "muster-left"), "h1: a file"]
