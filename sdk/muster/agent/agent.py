@@ -49,6 +49,7 @@ NOTICE_SECONDS = 20.0  # from a SIGTERM to the agent until its processes are end
 POLITE_GRACE = 1.0  # seconds between SIGTERM and SIGKILL, unless an order gives another time
 LARGEST_REPORT = 1 << 17  # bytes
 REPORTS_AT_ONCE = 100
+NEEDED = (wire.Start, wire.Expect, wire.Launch, wire.Stop, wire.StopLauncher, wire.End)  # orders that runs depend on
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
 OUTPUT_AT_ONCE = 64  # messages, of 64 KiB each
 OUTPUT_SECONDS = 0.01  # between two attempts to send the rest of it at the end
@@ -244,7 +245,8 @@ class Agent:
         try:
             obey(order)
         except OSError as error:
-            self.complain("the agent could not do what the session says: {}".format(error))
+            tell = self.complain if isinstance(order, NEEDED) else self.remark
+            tell("the agent could not do what the session says: {}".format(error))
 
     def _answer_ping(self, ping: wire.Ping) -> None:
         self._link.send(wire.Clock(ping.number, time.monotonic(), time.time()))
@@ -359,7 +361,7 @@ class Agent:
         self._log.write(text)
 
     def complain(self, text: str) -> None:
-        """Report an error to the session, and write it to the log."""
+        """Report an error to the session, which counts the worker as lost for it, and write it to the log."""
         self._log.write(text)
         if self.environment:  # before the hello the session takes no message, and learns of it from the platform
             self._link.send(wire.Error(text))

@@ -68,7 +68,8 @@ class Streams:
             self._dialling.add(order.stream)
             own = self._address()
             own_family = socket.AF_INET6 if ":" in own else socket.AF_INET
-            self._try(order, [(own_family, own), (socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+            addresses = [(own_family, own), (socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
+            self._try(order, addresses, "")
 
     def data(self, data: wire.Data) -> None:
         """Write data from the session to a command or a connection."""
@@ -114,13 +115,19 @@ class Streams:
             return True
         return False
 
-    def _try(self, order: wire.Dial, addresses: "list[tuple[Any, str]]") -> None:
+    def _try(self, order: wire.Dial, addresses: "list[tuple[Any, str]]", failure_before: str) -> None:
         """Connect to the first address that accepts the connection, without blocking."""
+        if not addresses:
+            self._dialling.discard(order.stream)
+            text = "nothing on this worker takes connections on port {}: {}".format(order.port, failure_before.lower())
+            self._send(wire.Closed(order.stream, text=text))
+            return
         family, host = addresses[0]
         try:
             connection = socket.socket(family, socket.SOCK_STREAM)
-        except OSError:  # a kernel without IPv6; a worker has IPv4 in any case, and that was tried before
-            connection, host = socket.socket(socket.AF_INET, socket.SOCK_STREAM), "127.0.0.1"
+        except OSError as error:  # a kernel without IPv6, or there are no descriptors left
+            self._try(order, addresses[1:], failure_before or error.strerror or str(error))
+            return
         connection.setblocking(False)
         timer = self._loop.call_later(CONNECT_SECONDS, lambda: finish(os.strerror(110)))
 
@@ -134,14 +141,9 @@ class Streams:
                 self._dialling.discard(order.stream)
                 self._streams[order.stream] = Dialled(self, order.stream, connection)
                 self._send(wire.Opened(order.stream))
-            elif addresses[1:]:
-                connection.close()
-                self._try(order, addresses[1:])
             else:
                 connection.close()
-                self._dialling.discard(order.stream)
-                text = "nothing on this worker takes connections on port {}: {}".format(order.port, failure.lower())
-                self._send(wire.Closed(order.stream, text=text))
+                self._try(order, addresses[1:], failure)
 
         try:
             connection.connect((host, order.port))
