@@ -18,7 +18,7 @@ from muster.api import ClusterAddress, run_cluster
 from muster.checks.arguments import plain_bool, whole_number
 from muster.checks.names import refuse_script_as_number, with_names_checked
 from muster.dashboard import choose as choose_dashboard
-from muster.errors import JobError, without_inner_frames
+from muster.errors import JobError, PlatformError, without_inner_frames
 from muster.job import Resources, Status, Worker
 from muster.platforms.base import Platform
 from muster.platforms.kept import IDLE_SECONDS, KeptPlatform
@@ -29,6 +29,7 @@ from muster.run.misnamed import refuse_misnamed_of_pool
 from muster.run.request import RunRequest
 from muster.runtime import interrupts
 from muster.strategies.hold import Hold
+from muster.text.names import join_names
 
 OF_THE_POOL = {
     "cpu", "memory", "nvidia_gpu", "ps_cpu", "ps_memory", "ps_nvidia_gpu", "platform", "log_cap", "reuse",
@@ -170,7 +171,7 @@ class Pool:
                 advice="wait for it (cluster.wait()), stop it (cluster.stop()), or make another pool",
             )
         has = self.resources
-        self._location.begin()
+        self._location.begin(wanted + n_ps)
         address: ClusterAddress | None = None
         try:
             address = run_cluster(
@@ -251,6 +252,16 @@ def _workers(number: int) -> str:
     return f"{number} worker{'s' if number != 1 else ''}"
 
 
+def _not_replaced(lost: Sequence[str]) -> PlatformError:
+    is_one = len(lost) == 1
+    return PlatformError(
+        f"{join_names(lost) if lost else 'All workers'} of the pool {'is' if is_one else 'are'} lost, and "
+        f"{'has' if is_one else 'have'} not been replaced within {BACK_SECONDS:g} s.",
+        worker=lost[0] if is_one else None,
+        advice="try again later, have a run on fewer workers (n_workers=...), or make another pool",
+    )
+
+
 class _Location(ABC):
     """The part of a pool that stays between runs.
 
@@ -281,8 +292,13 @@ class _Location(ABC):
     def has(self, cluster: Cluster) -> bool:
         """Return whether a cluster runs on this pool."""
 
-    def begin(self) -> None:  # noqa: B027  nothing to do where something else counts its runs
-        """Note that a run begins, and wait until it can. Raise JobError if the pool is closed meanwhile."""
+    def begin(self, n_workers: int) -> None:  # noqa: B027  nothing to do where something else counts its runs
+        """Note that a run on so many workers begins, and wait a while for lost ones to be replaced.
+
+        Raises:
+            JobError: the pool is closed meanwhile.
+            PlatformError: too few workers are there in the end.
+        """
 
     def end(self) -> None:  # noqa: B027  as above
         """Note that a run has ended. Called on any thread; does not wait."""
@@ -410,25 +426,30 @@ class _Elsewhere(_Location):
     def has(self, cluster: Cluster) -> bool:
         return self._pooled is not None and cluster.platform is self._pooled
 
-    def begin(self) -> None:
+    def begin(self, n_workers: int) -> None:
         with self._lock:
             self._stop_timer()
             self._runs += 1
         try:
-            self._await_workers()
+            self._await_workers(n_workers)
         except BaseException:
             self.end()
             raise
 
-    def _await_workers(self) -> None:
-        """Wait a while for workers that are being replaced. Raise JobError if the pool is closed meanwhile."""
+    def _await_workers(self, n_workers: int) -> None:
+        """Wait a while for workers that are being replaced. Raise as ``begin`` does."""
         deadline = time.monotonic() + BACK_SECONDS
-        while self.why_closed is None and time.monotonic() < deadline:  # on this thread, so that Ctrl-C ends it
-            if all(worker.status is Status.RUNNING for worker in self._workers() or ()) and self._cluster.status:
+        while self.why_closed is None:  # on this thread, so that Ctrl-C ends it
+            workers = self._workers() or ()
+            lost = [worker.name for worker in workers if worker.status is not Status.RUNNING]
+            if workers and not lost:
+                return
+            if time.monotonic() > deadline:
+                if len(workers) - len(lost) < n_workers:
+                    raise _not_replaced(lost)
                 return
             time.sleep(BACK_POLL)
-        if self.why_closed is not None:
-            raise JobError(f"This pool is closed{self.why_closed}.", advice="muster.pool(...) makes another one")
+        raise JobError(f"This pool is closed{self.why_closed}.", advice="muster.pool(...) makes another one")
 
     def end(self) -> None:
         with self._lock:

@@ -12,15 +12,19 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import muster
 import psutil
 import pytest
+from muster import worker_pool
 from muster.agent import linux
 from muster.errors import JobError, PlatformError, RunFailed, RunStopped, WorkerOutOfMemory
 from muster.events import Event, EventKind
+from muster.job import Status, Worker
 from muster.platforms.base import Reach
 from muster.worker_pool import Pool
 
@@ -240,7 +244,7 @@ def test_a_pool_whose_last_run_failed_gives_its_workers_back_too() -> None:
 def test_a_pool_whose_run_is_interrupted_before_it_begins_gives_its_workers_back_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def interrupt(self: object) -> None:
+    def interrupt(self: object, n_workers: int) -> None:
         raise KeyboardInterrupt
 
     pool = muster.pool(1, memory=0.5, platform=isolated(), dashboard=False, idle_minutes=0.03)
@@ -415,3 +419,31 @@ def test_files_that_a_worker_has_from_the_run_before_are_not_sent_again(pool: Po
         assert "2000000" in str(run(pool, "train.py", observers=[observe]).logs("worker-1"))
     assert min(sent[0].values()) > 2_000_000
     assert sent[1] == {"worker-0": 0, "worker-1": 0}
+
+
+RUNS, FAILED = Worker("a", "worker-0", Status.RUNNING), Worker("b", "worker-1", Status.FAILED)
+
+
+@pytest.mark.parametrize(
+    ("workers", "words"),
+    [
+        ([RUNS, FAILED], "worker-1 of the pool is lost, and has not been replaced within 0 s."),
+        ([replace(RUNS, status=Status.STARTING), FAILED], "worker-0 and worker-1 of the pool are lost, and have not"),
+        ([], "All workers of the pool are lost, and have not"),
+    ],
+)
+def test_a_run_is_refused_where_too_few_workers_come_back(
+    monkeypatch: pytest.MonkeyPatch, workers: list[Worker], words: str
+) -> None:
+    monkeypatch.setattr(worker_pool, "BACK_SECONDS", 0.0)
+    location: Any = SimpleNamespace(why_closed=None, _workers=lambda: workers)
+    with pytest.raises(PlatformError) as raised:
+        worker_pool._Elsewhere._await_workers(location, 2)
+    assert words in raised.value.message
+    assert raised.value.worker == (FAILED.name if RUNS in workers else None)
+
+
+def test_a_run_does_without_lost_workers_that_it_does_not_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool, "BACK_SECONDS", 0.0)
+    location: Any = SimpleNamespace(why_closed=None, _workers=lambda: [RUNS, FAILED])
+    worker_pool._Elsewhere._await_workers(location, 1)
