@@ -48,11 +48,11 @@ def slurm_of_tests() -> Iterator[slurm_engine.Engine]:
 
 @pytest.fixture
 def slurm(slurm_of_tests: slurm_engine.Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[slurm_engine.Engine]:
-    """Put the commands of the tests' Slurm on the search path; after the test, cancel all jobs that it has left."""
+    """Put the commands of the tests' Slurm on the search path; fail the test if it leaves a job."""
     monkeypatch.setenv("PATH", slurm_of_tests.path)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     yield slurm_of_tests
-    slurm_of_tests.clean()
+    slurm_of_tests.expect_nothing_left()
 
 
 @pytest.fixture(scope="session")

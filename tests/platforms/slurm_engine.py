@@ -34,7 +34,7 @@ ACCOUNTING_PACKAGES = (
     "liblz4-1",
 )  # fmt: skip
 COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo", "sacct", "sacctmgr", "salloc")
-FETCH_SECONDS, START_SECONDS = 120, 60
+FETCH_SECONDS, START_SECONDS, END_SECONDS = 120, 60, 60
 CPUS, MEMORY = 4, 8000
 PROBE = "mount --make-rprivate / && mount --bind /etc/hosts /etc/hosts && ip link add br0 type bridge"
 DAEMONS = ("munged", "slurmctld-wlm", "slurmd-wlm")
@@ -240,6 +240,7 @@ class Engine:
         self._has_cgroups = has_cgroups
         self._off: dict[str, tuple[list[str], int, subprocess.Popen[bytes]]] = {}
         self._restarted: list[subprocess.Popen[bytes]] = []
+        self._not_musters: set[str] = set()
         self.folder = Path(tempfile.mkdtemp(prefix="muster-slurm-"))
         plugins = next(root.glob("usr/lib/*/slurm-wlm"))
         subnet = f"10.{200 + secrets.randbelow(50)}.{secrets.randbelow(250)}"
@@ -329,11 +330,17 @@ class Engine:
     def submit(self, *arguments: str, command: str = "sleep 600") -> str:
         """Submit a job that does not belong to Muster, and return its id."""
         given = f"#!/bin/sh\n{command}\n"
-        return self.run("sbatch", "--parsable", "--output=/dev/null", *arguments, given=given).strip()
+        job = self.run("sbatch", "--parsable", "--output=/dev/null", *arguments, given=given).strip()
+        self._not_musters.add(job)
+        return job
 
     def jobs(self) -> list[str]:
         """Return the ids of jobs that have not ended."""
         return self.run("squeue", "-h", "-o", "%i").split()
+
+    def left_behind(self) -> list[str]:
+        """Return the ids of Muster's jobs that have not ended."""
+        return [job for job in self.jobs() if job not in self._not_musters]
 
     def asked(self) -> list[str]:
         """Return the commands that have been run, in order."""
@@ -380,6 +387,13 @@ class Engine:
         os.close(pids)
         keeper.kill()
         keeper.wait()
+
+    def expect_nothing_left(self) -> None:
+        """Fail unless all of Muster's jobs have ended, or end in a moment; clean up in any case."""
+        try:
+            eventually(lambda: self.left_behind() == [], "no job of Muster's is left", END_SECONDS)
+        finally:
+            self.clean()
 
     def clean(self) -> None:
         """Cancel all jobs, and remove folders of workers that Slurm killed, as the user's next worker would."""

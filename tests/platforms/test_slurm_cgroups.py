@@ -41,7 +41,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     monkeypatch.setattr("muster.platforms.slurm.platform.queue", looked := Queue())
     monkeypatch.setattr("muster.platforms.slurm.states.queue", looked)
     yield engine
-    engine.clean()
+    engine.expect_nothing_left()
     engine.remove()
 
 
