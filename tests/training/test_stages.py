@@ -6,7 +6,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import muster
@@ -206,6 +206,32 @@ def test_who_has_left_the_others_again_had_joined_them(now: bool, ever: bool, sa
     program = HOROVOD.format(now=now, ever=ever)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == said
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_told"),
+    [
+        ({"HOROVOD_SIZE": "2"}, True),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, True),
+        ({"PMI_SIZE": "2"}, True),
+        ({"PMI_SIZE": "1"}, False),
+        ({"MUSTER_WORLD_SIZE": "2"}, False),
+        ({"HOROVOD_SIZE": "2", "TF_USE_LEGACY_KERAS": "1"}, False),
+        ({}, False),
+    ],
+)
+def test_ranks_whose_gradients_keras_3_keeps_apart(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], is_told: bool
+) -> None:
+    for name in ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "TF_USE_LEGACY_KERAS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(sys.modules, "horovod._keras", ModuleType("horovod._keras"))
+    keras = ModuleType("keras")
+    keras.__dict__["__version__"] = "3.12.4"
+    monkeypatch.setitem(sys.modules, "keras", keras)
+    assert stages.trains_apart() == is_told
 
 
 CONTEXT = """

@@ -40,6 +40,8 @@ BUILDERS = (  # a package, and a part of the paths of its files that build steps
 )
 JOINERS = (("horovod", "/common/basics.py"),)
 HOROVOD = ("horovod.tensorflow.mpi_ops", "horovod.torch.mpi_ops", "horovod.mxnet.mpi_ops")
+HOROVODRUN_SIZE = "HOROVOD_SIZE"
+SIZES = (HOROVODRUN_SIZE, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # variables of the launchers of ranks that Horovod joins
 ALONE = (
     "has begun to train without having called hvd.init(), as did others perhaps: every rank trains a model of its own, "
     "and none learns from the others. muster.training.horovod.init(), or hvd.init(), and a DistributedOptimizer"
@@ -183,8 +185,11 @@ def watch(stages: Stages, thread: int) -> None:
 
 
 def trains_alone() -> bool:
-    """Return whether `horovodrun` started this process as one of several, and it has never initialised Horovod."""
-    if _ranks() < 2:
+    """Return whether `horovodrun` started this process as one of several, and it has never initialised Horovod.
+
+    Ranks of MPI, and plain processes, may do without Horovod.
+    """
+    if _number(HOROVODRUN_SIZE) < 2:
         return False
     modules = [sys.modules.get(name) for name in HOROVOD]
     basics = [getattr(module, "_basics", None) for module in modules if module is not None]
@@ -195,7 +200,8 @@ def trains_apart() -> bool:
     """Return whether this is one of several ranks, and uses Horovod's Keras integration with Keras 3."""
     keras = str(getattr(sys.modules.get("keras"), "__version__", ""))
     is_legacy = os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
-    return "horovod._keras" in sys.modules and _ranks() > 1 and keras.startswith("3.") and not is_legacy
+    is_one_of_several = any(_number(name) > 1 for name in SIZES)
+    return "horovod._keras" in sys.modules and is_one_of_several and keras.startswith("3.") and not is_legacy
 
 
 def lacks_strategy() -> bool:
@@ -212,9 +218,9 @@ def lacks_strategy() -> bool:
     return context is None or getattr(context, "_collective_ops_server_def", ()) is None
 
 
-def _ranks() -> int:
-    """Return the number of ranks that `horovodrun` has started; 1 if it has started none."""
-    size = os.environ.get("HOROVOD_SIZE", "1")
+def _number(name: str) -> int:
+    """Return the number of ranks in a launcher's variable; 1 if it has started none."""
+    size = os.environ.get(name, "1")
     return int(size) if size.isdigit() else 1
 
 
