@@ -307,3 +307,18 @@ def test_addresses(text: str, parsed: tuple[str, int]) -> None:
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(JobError):
         parse_address(text)
+
+
+def test_workers_that_have_ended_are_not_expected_to_connect(endpoint: Listening) -> None:
+    session = endpoint.session
+    assert session._expected() == 2
+    call_in_background(lambda: session.ended("worker-1"))
+    assert session._expected() == 1
+    with endpoint.dial() as client:
+        client.sendall(frames.encode("hello", **endpoint.hello()))
+        assert answer(client)["type"] == "welcome"
+        assert session._expected() == 0
+    eventually(lambda: endpoint.lost == ["worker-0"])
+    assert session._expected() == 0
+    call_in_background(lambda: session.renew("worker-1"))
+    assert session._expected() == 1

@@ -79,8 +79,10 @@ class Endpoint:
         self._inbox: list[tuple[AgentConnection, bytes, float]] = []
         self._warned: set[str] = set()
         self._is_closed = False
-        self._connected: set[str] = set()  # kept, since counting them at each of ten thousand connections would be slow
-        self._listener = Listener(self._connect, self._missing)
+        # Kept, since counting them at each of ten thousand connections would be slow.
+        self._connected: set[str] = set()
+        self._gone: set[str] = set()  # workers whose present generation has ended
+        self._listener = Listener(self._connect, self._expected)
         _endpoints.add(self)
 
     async def open(self, scratch: Path, host: str, port: int = 0, listen: str = "", is_coming: bool = False) -> None:
@@ -97,7 +99,7 @@ class Endpoint:
             JobError: the address cannot be listened on.
         """
         made = getattr(asyncio.get_running_loop(), "make_listener", Listener)  # a simulated loop has its own
-        self._listener = made(self._connect, self._missing)
+        self._listener = made(self._connect, self._expected)
         try:
             self._port = await self._listener.open(scratch, host, port, listen or host, is_coming)
         except OSError as error:
@@ -127,6 +129,7 @@ class Endpoint:
         generation = self.leases.renew(worker)
         self._states[worker] = GenerationState()
         self._connected.discard(worker)
+        self._gone.discard(worker)
         return generation
 
     def ended(self, worker: str) -> None:
@@ -139,7 +142,7 @@ class Endpoint:
             connection, state.connection = state.connection, None
             self._connected.discard(worker)
             connection.abort()
-        self.leases.ended(worker)
+        self._end_lease(worker)
 
     @property
     def connected(self) -> frozenset[str]:
@@ -194,9 +197,9 @@ class Endpoint:
     def _connect(self, unidentified: UnidentifiedConnection) -> AgentConnection:
         return AgentConnection(unidentified, self._received, self._connection_lost)
 
-    def _missing(self) -> int:
-        """Return the number of agents that are not connected."""
-        return len(self._states) - len(self._connected)
+    def _expected(self) -> int:
+        """Return the number of agents that are not connected, and may connect."""
+        return len(self._states) - len(self._connected) - len(self._gone)
 
     def _may_come_back(self, state: GenerationState) -> bool:
         return state.timer is not None
@@ -348,8 +351,12 @@ class Endpoint:
         """Count a worker as lost: its lease has ended, so that nothing of it acts any more."""
         state.timer = None
         if self._states[worker] is state:
-            self.leases.ended(worker)
+            self._end_lease(worker)
             self._call(self.on_lost, worker)
+
+    def _end_lease(self, worker: str) -> None:
+        self.leases.ended(worker)
+        self._gone.add(worker)
 
     def _abandon(self) -> None:
         """Close the sockets in a forked child, which would otherwise keep the port and the connections open."""
