@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import platform
+import re
 import signal
 import statistics
 import subprocess
@@ -204,8 +205,10 @@ def run(name: str, quick: bool) -> dict[str, Any]:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write plain data to a file, as indented JSON."""
-    path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Write plain data to a file, as indented JSON with lists of numbers on a line each."""
+    text = json.dumps(data, indent=1, ensure_ascii=False)
+    text = re.sub(r"\[\n[-+.,\w\s]*\]", lambda found: "".join(found[0].split()).replace(",", ", "), text)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:

@@ -186,3 +186,18 @@ def test_figures_of_attacks_stand_side_by_side() -> None:
 def quick_figures(name: str) -> list[dict[str, Any]]:
     """Return the measurements of a benchmark's quick mode, as plain data."""
     return [figure.to_dict() for figure in importlib.import_module(f"benchmarks.{name}").measure(quick=True)]
+
+
+def test_lists_of_numbers_stay_on_a_line(tmp_path: Path) -> None:
+    data = {
+        "quartiles": [1.5, -2e-07, None],
+        "text": "[\n1,\n2\n]",
+        "words": ["a", "b"],
+        "none": [],
+        "many": [[1], [2]],
+    }
+    measuring.write_json(tmp_path / "file", data)
+    text = (tmp_path / "file").read_text()
+    assert json.loads(text) == data
+    assert '"quartiles": [1.5, -2e-07, null],\n' in text
+    assert '"words": [\n  "a",\n' in text
