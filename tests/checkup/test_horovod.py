@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,13 @@ def test_which_modules_are_tried() -> None:
     assert modules_of(["horovod.torch"]) == ["horovod.torch"]
     assert modules_of(["horovod.keras"]) == ["horovod.tensorflow", "horovod.keras"]
     assert modules_of(["horovod.tensorflow.keras.callbacks"]) == ["horovod.tensorflow", "horovod.tensorflow.keras"]
+
+
+def test_an_interpreter_that_is_gone_is_an_error(folder: Path) -> None:
+    checked = Cluster(Job(make_script("train.py"), 1, python=sys.executable), strategy="horovod").check()
+    checked = replace(checked, job=replace(checked.job, python=str(folder / "none")))
+    (finding,) = try_allreduce(checked, [])
+    assert (finding.level, finding.text) == ("error", f"{folder / 'none'} cannot be started: No such file or directory")
 
 
 @pytest.mark.parametrize("program", ["print(1)", "print()", "print('[]')", "print('{')"])

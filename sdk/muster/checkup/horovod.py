@@ -47,10 +47,16 @@ def try_allreduce(checked: CheckedRun, imported: Sequence[str]) -> Iterator[Find
     job = checked.job
     modules = modules_of(imported)
     command = [job.python, "-c", ALLREDUCE.read_text(), *modules]
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=job.cwd,
-        env={**os.environ, **job.env}, start_new_session=True,
-    ) as process:  # fmt: skip
+    try:
+        started = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            errors="replace", cwd=job.cwd, env={**os.environ, **job.env}, start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        text = f"{job.python} cannot be started: {error.strerror}"
+        yield Finding("error", "horovod", text, ArgumentText(Argument("python", ""), " an interpreter that runs"))
+        return
+    with started as process:
         try:
             output, errors = process.communicate(timeout=ALLREDUCE_SECONDS)
         except subprocess.TimeoutExpired:
