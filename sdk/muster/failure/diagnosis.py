@@ -69,8 +69,9 @@ def explain(
         ties: failures that may just as well have come first.
         is_python: whether the script is a Python script, not another program.
     """
-    together = [other for other in ties if failure.kind in GONE and _words_of_loss(other) == _words_of_loss(failure)]
-    ties = [other for other in ties if other not in together]
+    words = _words_of_loss(failure) if failure.kind in GONE else None
+    together = [other for other in ties if words is not None and _words_of_loss(other) == words]
+    ties = [other for other in ties if words is None or _words_of_loss(other) != words]
     error = _explained(failure, logs, alike, total, ties, is_python)
     if together:  # such as when their guard is gone, which is not one worker's failure
         error.message = _lost_together(failure, together)
