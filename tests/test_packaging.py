@@ -135,19 +135,27 @@ def test_conda_and_set_up_make_a_python_that_muster_supports() -> None:
     assert [f"3.{minor}" for minor in range(6, 20) if f"3.{minor}.0" in supported] == supported_by_set_up
 
 
-def test_what_is_imported_is_declared_rather_than_brought_by_something_else() -> None:
+TOOLS = ("benchmarks", "notebooks", "scripts", "tests")  # what is not installed, but run in a clone
+
+
+@pytest.mark.parametrize("folders", [("sdk/muster",), TOOLS])
+def test_what_is_imported_is_declared_rather_than_brought_by_something_else(folders: tuple[str, ...]) -> None:
     declared = {Requirement(split(line)[0]).name.lower() for line in SETUP_LINES}
     distributions = packages_distributions()
     imported: dict[str, str] = {}
-    for path in (ROOT / "sdk" / "muster").rglob("*.py"):
+    own = {"muster", "agent"}  # what workers unpack
+    if folders == TOOLS:
+        own |= {*TOOLS, "torch"}  # the system's, or the user's
+        own |= {path.stem for folder in (*TOOLS, "worker_scripts") for path in (ROOT / folder).rglob("*.py")}
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 imported |= {alias.name.partition(".")[0]: path.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 imported[node.module.partition(".")[0]] = path.name
-    of_others = imported.keys() - sys.stdlib_module_names - {"muster", "agent"}  # what workers unpack
+    of_others = imported.keys() - sys.stdlib_module_names - own
     by_name = {name: {each.lower().replace("_", "-") for each in distributions.get(name, [name])} for name in of_others}
-    assert len(by_name) > 20
+    assert len(by_name) > 15
     assert {name: imported[name] for name, found in by_name.items() if not found & declared} == {}
 
 
@@ -173,6 +181,8 @@ def test_wheel_and_sdist_build_and_the_wheel_works_from_an_empty_folder(tmp_path
     empty.mkdir()
     shutil.unpack_archive(tmp_path / wheel, target, "zip")
     assert (target / "muster" / "py.typed").exists()
+    metadata = next(target.glob("muster-*.dist-info/METADATA")).read_text(encoding="utf-8")
+    assert "\nLicense-Expression: Apache-2.0\n" in metadata
     assert (target / "muster" / "dashboard" / "web" / "widget.js").exists()
     program = (
         "import muster; print(muster.__file__); muster.run_cluster(1, strategy='processes', worker_script='job.py')"
