@@ -92,7 +92,7 @@ def test_names_that_scripts_choose_are_names_and_nothing_else(page: Page, tmp_pa
 
 
 def test_the_end_of_a_long_log_says_what_is_before_it_and_is_not_searched(page: Page, tmp_path: Path) -> None:
-    run = recorded([at(0, "run_requested", job={}, run="20261125-mnist"), *failing()[1:]])
+    run = recorded([at(0, "run_requested", job={}, run_id="20261125-mnist"), *failing()[1:]])
     text = "".join(f"line {number} of a long log\n" for number in range(100_000))
     (run.run_dir / "logs" / "worker-2.log").write_text(text)
     show(page, run, tmp_path)

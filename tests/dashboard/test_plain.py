@@ -74,7 +74,7 @@ def test_a_run_that_succeeds_ends_with_its_metrics() -> None:
 
 
 def test_the_end_says_where_to_read_what_the_workers_printed() -> None:
-    ended = [*starting(1), at(9, "run_requested", job={}, run="the-run"), at(9, "run_ended", status="succeeded")]
+    ended = [*starting(1), at(9, "run_requested", job={}, run_id="the-run"), at(9, "run_ended", status="succeeded")]
 
     assert lines(ended)[-1] == "[  0.0 s] logs: muster logs the-run"
 

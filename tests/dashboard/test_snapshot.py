@@ -184,7 +184,7 @@ def test_the_text_is_what_a_terminal_shows() -> None:
 
 @pytest.mark.parametrize("events", [starting(), training()], ids=["start", "train"])
 def test_a_picture_of_a_run_under_way_says_when_that_was_and_not_that_it_goes_on(events: list[Event]) -> None:
-    events.insert(1, at(0, "run_requested", run="20270115-080000-mnist-abcd", job={"name": "mnist"}))
+    events.insert(1, at(0, "run_requested", run_id="20270115-080000-mnist-abcd", job={"name": "mnist"}))
     view = view_of(events)
     when = time.strftime("%H:%M:%S", time.localtime(view.clock()))
     for picture in mime_bundle(view).values():

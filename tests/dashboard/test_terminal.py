@@ -147,7 +147,7 @@ def test_the_last_picture_leaves_room_for_what_stands_below_it(
     dashboard = TerminalDashboard(stream=terminal)
     run = "20261125-202142-a-run-of-a-long-name-and-more-1234"
     for event in [
-        at(0, "run_requested", job={}, run=run),
+        at(0, "run_requested", job={}, run_id=run),
         *NOTES,
         *training(16)[1:],
         at(9, "run_ended", status="failed"),
@@ -259,7 +259,7 @@ def test_the_end_of_the_run_closes_it() -> None:
 def test_the_end_says_where_to_read_what_the_workers_printed() -> None:
     terminal = Terminal()
     dashboard = TerminalDashboard(stream=terminal)
-    for event in [at(0, "run_requested", job={}, run="the-run"), *failing()[2:]]:
+    for event in [at(0, "run_requested", job={}, run_id="the-run"), *failing()[2:]]:
         dashboard(event)
 
     assert terminal.getvalue().endswith("Logs: muster logs the-run\n")

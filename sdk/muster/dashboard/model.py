@@ -259,7 +259,7 @@ def fold(view: RunView, event: Event) -> None:
 def _run_requested(view: RunView, event: Event, data: events.RunRequested) -> None:
     job = data.job
     view.started = event.time
-    view.run_id = clean(data.run or "")
+    view.run_id = clean(data.run_id or data.run or "")
     view.job = job
     view.name = clean(job.get("name") or view.name)
     view.strategy = clean(data.strategy or job.get("strategy") or "")

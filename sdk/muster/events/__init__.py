@@ -3,14 +3,14 @@
 The ``kind`` of an event determines the fields of its ``data``:
 
 ===================  =================================================================================================
-``run_requested``    ``job`` (plain data), ``session`` (pid, start time, boot), ``python``, ``run`` (its id),
+``run_requested``    ``job`` (plain data), ``session`` (pid, start time, boot), ``python``, ``run_id``,
                      ``detached_until`` (seconds since the epoch, of a run that needs no session)
 ``run_phase``        ``phase``: launching, connecting, starting, training, ending
 ``run_attempt``      ``attempt``: number of the attempt that begins, from 2; ``reason``: why the previous one has ended
 ``run_ended``        ``status``: succeeded, failed, stopped; ``reason``, ``advice``, ``error`` (class name)
 ``note``             ``text``: something the user should read
 ``worker_state``     ``status``, ``address``, ``exit_code``, ``signal``, ``reason``: those that have changed
-``worker_ready``     ``host``, ``ports``, ``cores``, ``gpus``, ``pid``: the agent has said hello
+``worker_ready``     ``host``, ``ports``, ``cores``, ``gpus``, ``pid``: the agent has connected
 ``process_started``  ``pid``, ``rank`` (None where there are no ranks)
 ``process_exited``   ``pid``, ``rank``, ``exit_code``, ``signal``, ``reason`` ("memory", "stopped" or None)
 ``listening``        ``port``: the server of this worker accepts connections

@@ -53,7 +53,7 @@ class EventData(Mapping[str, Any]):
 
 @dataclass(frozen=True, eq=False)
 class RunRequested(EventData):
-    """A run has been requested. ``strategy`` is set only in records of older versions.
+    """A run has been requested. ``strategy``, and ``run`` (its id), are set only in records of older versions.
 
     For a run that needs no session ``detached_until`` is set, in seconds since the epoch.
     """
@@ -62,9 +62,10 @@ class RunRequested(EventData):
     job: Mapping[str, Any] = field(default_factory=dict)
     session: Mapping[str, Any] = field(default_factory=dict)
     python: str | None = None
-    run: str | None = None
+    run_id: str | None = None
     strategy: str | None = None
     detached_until: float | None = None
+    run: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +119,7 @@ class WorkerState(EventData):
 
 @dataclass(frozen=True, eq=False)
 class WorkerReady(EventData):
-    """A worker's agent has said hello."""
+    """A worker's agent has connected to the session and identified itself: the worker can be given processes."""
 
     kind = EventKind.WORKER_READY
     host: str | None = None
