@@ -48,11 +48,12 @@ def report(
 ) -> None:
     """Report this process's progress to the session; outside a Muster run, do nothing.
 
-    In a loop of the script::
+    In a loop of the script:
 
-        for step, batch in enumerate(batches, start=1):
-            loss = train(batch)
-            report(step, steps=len(batches), epoch=1, epochs=1, examples=step * len(batch), loss=loss)
+    >>> batches = [[1.0, 2.0], [3.0, 4.0]]
+    >>> for step, batch in enumerate(batches, start=1):
+    ...     loss = sum(batch)  # the training
+    ...     report(step, steps=len(batches), epoch=1, epochs=1, examples=step * len(batch), loss=loss)
 
     Count steps and epochs from 1, or from 0 as `range` does: once a process has reported step 0 (or epoch 0), its step
     59 of 60 is shown as the sixtieth, so that the last one is 100 % either way. Events contain the numbers as reported.
@@ -93,10 +94,10 @@ def report(
 def preempted() -> bool:
     """Return whether the platform is about to end a worker of this run, so that now is the time to save a checkpoint.
 
-    In a loop of the script::
+    In a loop of the script:
 
-        if preempted():
-            save(step)
+    >>> if preempted():
+    ...     print("saving")  # a checkpoint
 
     The platform has told some worker's agent to end: other jobs need its machine, or somebody is draining it. All
     processes of the run are notified, but not at the same moment: ranks that save together have to agree on a step, as
