@@ -144,7 +144,7 @@ class Carrier:
         self._is_over = False
 
     def run(self) -> None:
-        """Carry until either side has ended."""
+        """Pass bytes between the agent and the session until either has closed its side."""
         try:
             while not self._is_over:
                 self._turn()

@@ -111,7 +111,11 @@ class Metrics:
                 self.values[name] = value
 
     def _has_room(self, worker: str, name: str) -> bool:
-        """Return whether one more name is kept: a worker below its share displaces a name of the one with the most."""
+        """Return whether a worker's new metric is kept, once there are ``MOST_METRICS`` by dropping another one for it.
+
+        That one is of the worker with the most metrics, and is dropped if that worker has more than its share and this
+        worker has fewer.
+        """
         if len(self.values) >= MOST_METRICS:
             share = max(1, MOST_METRICS // len(self._names_of))
             greediest = max(self._names_of.values(), key=len)

@@ -250,7 +250,7 @@ class Transfers:
         return left_out
 
     async def get_matching(self, worker: str, place: str, pattern: str, target: Path, limit: int) -> dict[str, str]:
-        """Get every file in a place of a worker that matches a pattern (``places.find``). Else like ``get_folder``."""
+        """Get the files in a place of a worker that match a pattern (``places.find``), otherwise as ``get_folder``."""
 
         async def get() -> dict[str, str]:
             listed = await self.find(worker, place, pattern)

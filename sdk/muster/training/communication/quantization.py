@@ -79,9 +79,9 @@ class KBit(Compressor):
 
 
 def packed(codes: tf.Tensor, bits: int) -> tf.Tensor:
-    """Return a matrix of codes of 1, 2, 4 or 8 bits, one in each uint8, with as many rows packed into one as fit.
+    """Pack a matrix of codes of ``bits`` (1, 2, 4 or 8) bits, one code in each uint8: 8 / ``bits`` codes into a byte.
 
-    The first of the packed rows is in the lowest bits; missing rows count as 0.
+    The codes of a byte are of consecutive rows, the first in the lowest bits; missing rows count as 0.
     """
     if bits == 8:
         return codes
