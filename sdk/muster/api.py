@@ -369,9 +369,10 @@ def _hint_at_reuse(cluster: Cluster) -> None:
 def doctor(*args: Any, launch: bool = True, **kwargs: Any) -> Report:
     """Find the reasons why :func:`run_cluster` would fail with these arguments, and their fixes, without training.
 
-    For example::
-
-        muster.doctor(2, strategy="horovod", worker_script="train.py")
+    >>> import muster
+    >>> _ = Path("train.py").write_text("print('trained')")
+    >>> muster.doctor(2, strategy="processes", worker_script="train.py", launch=False).is_fine
+    True
 
     Args:
         args, kwargs: the arguments of :func:`run_cluster`.

@@ -131,9 +131,14 @@ def dataset(
     """Return this process's share of a `tf.data.Dataset` of single examples, for one epoch.
 
     A process keeps the same share in all epochs, since a stream cannot be shuffled as a whole; the order within the
-    share changes with each epoch. For an endless dataset, as `model.fit(..., steps_per_epoch=...)` takes it::
+    share changes with each epoch. For an endless dataset, as `model.fit(..., steps_per_epoch=...)` takes it:
 
-        tf.data.Dataset.counter(first_epoch).flat_map(lambda epoch: partition.dataset(examples, epoch=epoch, ...))
+    >>> import tensorflow as tf
+    >>> from muster.training import partition
+    >>> examples = tf.data.Dataset.range(4)
+    >>> epochs = tf.data.Dataset.counter().flat_map(lambda epoch: partition.dataset(examples, epoch=epoch))
+    >>> [int(example) for example in epochs.take(6)]
+    [0, 1, 2, 3, 0, 1]
 
     Args:
         examples: The dataset: the same examples, in the same order, on every process.

@@ -1,8 +1,11 @@
 """Communication among ranks while they train: schemes that send less than every full gradient.
 
-The optimizer is given the scheme::
+The optimizer is given the scheme:
 
-    optimizer = DistributedOptimizer(keras.optimizers.SGD(0.1), compression=TopK(0.01))
+>>> import keras
+>>> from muster.training.communication import TopK
+>>> from muster.training.keras import DistributedOptimizer
+>>> optimizer = DistributedOptimizer(keras.optimizers.SGD(0.1), compression=TopK(0.01))
 
 `compression` is None for plain Horovod (`Dense`), a compressor, or a scheme::
 

@@ -76,10 +76,13 @@ class Scheme(ABC):
     """A way to keep the ranks' models together: what they send, when, and which gradients the optimizer applies.
 
     `DistributedOptimizer(optimizer, compression=scheme)` uses it in `model.fit`, and wherever there is a Keras 3
-    optimizer. In a loop without one::
+    optimizer. In a loop without one:
 
-        scheme.build(variables)
-        scheme.step(gradients, variables, apply=lambda gradients: optimizer.apply_gradients(zip(gradients, variables)))
+    >>> scheme, weights = Dense(), tf.Variable([1.0, 2.0])
+    >>> scheme.build([weights])
+    >>> scheme.step([tf.constant([0.5, 0.5])], [weights], apply=lambda means: weights.assign_sub(means[0]))
+    >>> weights.numpy().tolist()
+    [0.5, 1.5]
 
     Every rank must call `step` with the same variables in the same order, equally often. It works inside `tf.function`
     and outside.
