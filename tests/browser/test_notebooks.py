@@ -208,7 +208,7 @@ def test_what_is_saved_while_it_runs_is_a_picture_and_a_page_without_its_kernel_
     page.evaluate(f"() => {{ window.restart = {CURRENT}.context.sessionContext.restartKernel(); }}")
     page.wait_for_selector(".muster-silent", timeout=3000)
     expect(page.locator(".muster-fate")).to_contain_text(
-        f"the run has ended with it. What became of it: muster show {run}"
+        f"the run has ended with it. To see its state now: muster show {run}"
     )
     expect(page.get_by_role("button", name="Stop")).to_be_hidden()
     facts = page.locator(".muster-title").inner_text()

@@ -66,7 +66,7 @@ def to_text(view: RunView) -> str:
             console.print(*workers_table(view, MAX_ROWS, TEXT_WIDTH), sep="\n")
         if view.ended is None and view.run_id:
             console.print(
-                f"What became of it: muster show {view.run_id}", soft_wrap=True, markup=False, highlight=False
+                f"To see its state now: muster show {view.run_id}", soft_wrap=True, markup=False, highlight=False
             )
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
@@ -89,7 +89,7 @@ def _live(view: RunView, remedy: str) -> str:
     taken = time.strftime("%Y-%m-%d at %H:%M:%S %Z", time.localtime(view.clock()))
     run = escape(view.run_id)
     return (
-        f'<div style="color:{GREY}">As it was on {taken}, while it ran. What became of it: '
+        f'<div style="color:{GREY}">As it was on {taken}, while it ran. To see its state now: '
         f'<code>muster show {run}</code> in a terminal, or <code>muster.open_run("{run}")</code> in a cell; '
         f"both are live while it runs. <code>muster stop {run}</code> ends it. {remedy}</div>"
     )

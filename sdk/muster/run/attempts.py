@@ -151,7 +151,7 @@ class Attempts:
 
 
 def _cause_of(error: MusterError, failure: Failure | None) -> str | None:
-    """Return the cause of an attempt's end, one of ``CAUSES``; None for an error that another attempt cannot mend."""
+    """Return the cause of an attempt's end, one of ``CAUSES``; None for an error that another attempt cannot fix."""
     if isinstance(error, LaunchRefused):  # another attempt would hardly be able to start it either
         return None
     if isinstance(error, RunStalled):

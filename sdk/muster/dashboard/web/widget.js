@@ -284,8 +284,8 @@ class View {
     let text = run.status === "running" ? this.trouble ?? "" : "";
     if (this.store.silentSince != null) {
       const ended = this.can.isOwn ? "the run has ended with it" : "the run goes on in a session of its own";
-      text = this.isGone ? `The kernel has been restarted or has ended: ${ended}. What became of it: ${show}`
-        : `Nothing has been heard of the kernel for ${duration(Date.now() / 1000 - this.heardAt)}. What becomes of the run: ${show}`;
+      text = this.isGone ? `The kernel has been restarted or has ended: ${ended}. To see its state now: ${show}`
+        : `Nothing has been heard of the kernel for ${duration(Date.now() / 1000 - this.heardAt)}. To see its state: ${show}`;
     }
     setText(this.fate, text);
     this.fate.hidden = !text;
