@@ -67,7 +67,8 @@ def lowest(python: str) -> str:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(excludes, "w", encoding="utf-8") as file:
         file.write("\n".join(NOT_OLDEST) + "\n")
-    how = ["--quiet", "--resolution", "lowest-direct", "--python", python, "--no-header", "--no-annotate"]
+    # --upgrade: uv would keep the versions of the file that it wrote before.
+    how = ["--quiet", "--upgrade", "--resolution", "lowest-direct", "--python", python, "--no-header", "--no-annotate"]
     how += ["--excludes", excludes, *setup.extras(NOT_OLDEST_EXTRAS), "setup.cfg", "-o", path]
     setup.run("finding the oldest versions", [setup.provide_uv(), "pip", "compile", *how])
     return path
