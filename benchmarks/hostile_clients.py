@@ -20,6 +20,8 @@ from dataclasses import dataclass
 
 from benchmarks.measuring import HERE
 
+SECONDS_TO_SEND = 2.0  # after which a connection that takes no more is held as it is
+
 
 @dataclass
 class Attack:
@@ -38,46 +40,23 @@ class Attack:
 
 def idle(port: int, is_over: Callable[[], bool]) -> None:
     """Hold 300 connections that say nothing."""
-    with contextlib.ExitStack() as held:
-        for _ in range(300):
-            if is_over():
-                return
-            with contextlib.suppress(OSError):
-                held.enter_context(_connect(port, is_over))
-        _wait(is_over)
+    _hold(300, lambda: _connect(port, is_over), b"", is_over)
 
 
 def hellos(port: int, is_over: Callable[[], bool]) -> None:
     """Open 20 connections one after the other, send 3 MB of a message that does not end on each, and hold them."""
-    with contextlib.ExitStack() as held:
-        for _ in range(20):
-            with contextlib.suppress(OSError):
-                connection = held.enter_context(_tls(port, is_over))
-                connection.settimeout(2)
-                connection.sendall(b"x" * 3_000_000)
-            if is_over():
-                return
-        _wait(is_over)
+    _hold(20, lambda: _tls(port, is_over), b"x" * 3_000_000, is_over)
 
 
 def drip(port: int, is_over: Callable[[], bool]) -> None:
     """Send a message that does not end, a byte at a time."""
-    while not is_over():
-        with contextlib.suppress(OSError), _tls(port, is_over) as connection:
-            while not is_over():
-                connection.sendall(b"x")
+    _drip(lambda: _tls(port, is_over), b"", is_over)
 
 
 def half_open(port: int, is_over: Callable[[], bool]) -> None:
     """Begin 2,000 handshakes, and end none of them."""
     greeting = _greeting()
-    with contextlib.ExitStack() as held:
-        for _ in range(2000):
-            with contextlib.suppress(OSError):
-                held.enter_context(_connect(port, is_over)).sendall(greeting[: len(greeting) // 2])
-            if is_over():
-                return
-        _wait(is_over)
+    _hold(2000, lambda: _connect(port, is_over), greeting[: len(greeting) // 2], is_over)
 
 
 def guesses(port: int, is_over: Callable[[], bool]) -> None:
@@ -96,21 +75,33 @@ def guesses(port: int, is_over: Callable[[], bool]) -> None:
 def bodies(port: int, is_over: Callable[[], bool]) -> None:
     """Hold 40 requests without a key, each with all but the last byte of a body of 4 MB."""
     head = b"POST /api/v1/project/dashboards HTTP/1.1\r\nHost: x\r\nContent-Length: 4194304\r\n\r\n"
-    with contextlib.ExitStack() as held:
-        for _ in range(40):
-            with contextlib.suppress(OSError):
-                connection = held.enter_context(_connect(port, is_over))
-                connection.sendall(head + b"x" * (4194304 - 1))
-            if is_over():
-                return
-        _wait(is_over)
+    _hold(40, lambda: _connect(port, is_over), head + b"x" * (4194304 - 1), is_over)
 
 
 def headers(port: int, is_over: Callable[[], bool]) -> None:
     """Send a header that does not end, a byte at a time."""
+    _drip(lambda: _connect(port, is_over), b"GET / HTTP/1.1\r\nX: ", is_over)
+
+
+def _hold(number: int, connect: Callable[[], socket.socket], first: bytes, is_over: Callable[[], bool]) -> None:
+    """Open as many connections, one after the other, send the same on each, and hold them until it is over."""
+    with contextlib.ExitStack() as held:
+        for _ in range(number):
+            with contextlib.suppress(OSError):
+                connection = held.enter_context(connect())
+                connection.settimeout(SECONDS_TO_SEND)
+                connection.sendall(first)
+            if is_over():
+                return
+        while not is_over():
+            time.sleep(0.02)
+
+
+def _drip(connect: Callable[[], socket.socket], first: bytes, is_over: Callable[[], bool]) -> None:
+    """Send something, and then a byte at a time; again on another connection where that is ended."""
     while not is_over():
-        with contextlib.suppress(OSError), _connect(port, is_over) as connection:
-            connection.sendall(b"GET / HTTP/1.1\r\nX: ")
+        with contextlib.suppress(OSError), connect() as connection:
+            connection.sendall(first)
             while not is_over():
                 connection.sendall(b"x")
 
@@ -182,11 +173,6 @@ def _greeting() -> bytes:
     with contextlib.suppress(ssl.SSLWantReadError):
         context.wrap_bio(incoming, outgoing).do_handshake()
     return outgoing.read()
-
-
-def _wait(is_over: Callable[[], bool]) -> None:
-    while not is_over():
-        time.sleep(0.02)
 
 
 if __name__ == "__main__":
