@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from muster.agent import templates
+from muster.agent import frames, templates
 from muster.agent.loop import Loop
 from muster.agent.templates import Templates
 
@@ -63,6 +65,26 @@ def test_imports_that_do_not_end_are_given_up(tmp_path: Path, monkeypatch: pytes
     assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
     made.prepare()
     assert made.pid == 0  # not again, until a run needs something else
+
+
+def test_a_template_that_ends_with_its_answer_is_heard() -> None:
+    """As one does whose imports have changed, before anything else is done here."""
+    ours, theirs = socket.socketpair()
+
+    class Channel(socket.socket):
+        def sendmsg(self, *args: Any) -> int:
+            sent = super().sendmsg(*args)
+            theirs.recv(1 << 16)
+            theirs.sendall(frames.encode("checked", changed="/a/package"))
+            theirs.close()
+            return sent
+
+    loop = Loop()
+    made = Templates(loop)
+    made._made = {"python": "python3", "imports": ["heavy"]}
+    made.state, made._channel = "ready", Channel(fileno=ours.detach())
+    assert made.reason_against({"python": "python3", "modules": ["heavy"]}) == "/a/package has changed"
+    loop.close()
 
 
 @pytest.mark.parametrize("status", [0, 3, -signal.SIGINT])

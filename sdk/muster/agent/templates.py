@@ -160,7 +160,8 @@ class Templates:
             along = [] if descriptor is None else [DESCRIPTOR.pack(descriptor)]
             control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, data) for data in along]
             sent = self._channel.sendmsg([order], control)
-            self._channel.sendall(order[sent:])
+            if sent < len(order):  # else it may have answered and ended, and even nothing cannot be sent to it
+                self._channel.sendall(order[sent:])
             while True:
                 data = self._channel.recv(1 << 16)
                 if not data:
