@@ -1,8 +1,8 @@
 """Hooks of pytest that say which tests may run at the same time, in several processes.
 
 Most tests mainly wait, so that several can share a core. A test that is marked ``alone`` measures a time, or looks at
-the whole machine: no other runs beside it. All tests of a file run in one process, one after the other, so that they
-share its fixtures.
+the whole machine: no other runs beside it. These come first, one after the other in one process, so that the others
+wait for them only once. All tests of a file run in one process, one after the other, so that they share its fixtures.
 """
 
 from __future__ import annotations
@@ -19,9 +19,25 @@ if TYPE_CHECKING:
 
 # The locks are on files that exist anyway, so that no lock file is left; a process holds them by its own open files.
 MACHINE = Path(__file__).open("rb")  # noqa: SIM115 - open as long as the process lives
+STAYS_ALONE = pytest.StashKey[bool]()  # whether the test before has left the machine to the next one
 TURN = Path(__file__).with_name("conftest.py").open("rb")  # noqa: SIM115
 # The longest tests come first, so that short ones fill the gaps at the end.
 FIRST = ("tests/notebooks/", "tests/browser/", "tests/test_demo.py", "tests/test_benchmarks.py", "tests/faults/")
+WITH_TESTS_ALONE = (
+    "tests/agent/test_agent.py",
+    "tests/agent/test_sshd.py",
+    "tests/browser/test_notebooks.py",
+    "tests/cluster/test_run_cluster.py",
+    "tests/dashboard/test_kernel.py",
+    "tests/faults/test_interrupts.py",
+    "tests/faults/test_kernel.py",
+    "tests/faults/test_real_training.py",
+    "tests/pools/test_attacked_run.py",
+    "tests/pools/test_hostile_clients.py",
+    "tests/serve/test_hostile_clients.py",
+    "tests/training/test_network.py",
+    "tests/workbench/test_faults.py",
+)
 # Files of the same group run in one process: they share an engine or a cluster, and look after each test for what
 # containers leave on the whole machine. Two Podmans must never run at once: each chooses the names of its bridges by
 # those that it sees, and two would choose the same.
@@ -35,6 +51,7 @@ SHARED = {
     "tests/platforms/test_pools_elsewhere.py": "containers",
     "tests/platforms/test_recovery.py": "containers",
     "tests/platforms/test_worker_image.py": "containers",
+    **dict.fromkeys(WITH_TESTS_ALONE, "alone"),
     "tests/platforms/kubernetes/test_contract.py": "kubernetes",
     "tests/platforms/kubernetes/test_disruptions.py": "kubernetes",
     "tests/platforms/kubernetes/test_inside.py": "kubernetes",
@@ -48,23 +65,27 @@ SHARED = {
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Run a test while others run, or, if it is marked ``alone``, while none does."""
-    alone = item.get_closest_marker("alone") is not None
-    fcntl.flock(TURN, fcntl.LOCK_EX)  # so that no test overtakes one that waits to be alone
-    fcntl.flock(MACHINE, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-    fcntl.flock(TURN, fcntl.LOCK_UN)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Run a test while others run, or, if it is marked ``alone``, while none does, until the last of several."""
+    if not item.config.stash.get(STAYS_ALONE, False):
+        fcntl.flock(TURN, fcntl.LOCK_EX)  # so that no test overtakes one that waits to be alone
+        fcntl.flock(MACHINE, fcntl.LOCK_EX if _is_alone(item) else fcntl.LOCK_SH)
+        fcntl.flock(TURN, fcntl.LOCK_UN)
+    item.config.stash[STAYS_ALONE] = stays = _is_alone(item) and nextitem is not None and _is_alone(nextitem)
     try:
         return (yield)
     finally:
-        fcntl.flock(MACHINE, fcntl.LOCK_UN)  # even if children that were forked meanwhile have the file open
+        if not stays:
+            fcntl.flock(MACHINE, fcntl.LOCK_UN)  # even if children that were forked meanwhile have the file open
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests that take longest first."""
+    """Put the tests that run alone first, and then those that take longest."""
     places = {folder: place for place, folder in enumerate(FIRST)}
 
     def place(item: pytest.Item) -> int:
+        if _is_alone(item):
+            return -1
         return next((number for folder, number in places.items() if item.nodeid.startswith(folder)), len(places))
 
     items.sort(key=place)
@@ -82,3 +103,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
     config.option.loadscopereorder = False
     return ByFile(config, log)
+
+
+def _is_alone(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None
