@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -86,6 +87,8 @@ def test_whatever_raises_wherever_it_does_the_run_ends(
         sabotage(patch, made, checked, step, raising)
         made.begin(checked)
         result = finish(loop, made)
+    if step == "remove_folder":
+        shutil.rmtree(made._scratch)
     if step in {"close", "close_journal"}:  # what ends later than the run does not fail it
         assert result.error is None
     else:
