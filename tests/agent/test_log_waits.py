@@ -42,3 +42,39 @@ def test_a_log_that_somebody_has_removed_says_so_once(tmp_path: Path) -> None:
     said = log.read().count("cannot be emptied: No such file or directory")
     log.close()
     assert said == 1
+
+
+def test_a_remark_is_a_line_of_its_own_where_a_process_has_printed_half_a_line(tmp_path: Path) -> None:
+    log = RankLog(str(tmp_path / "log"), cap=1000)
+    os.write(log.descriptor, b"half a line")
+    log.write("first")
+    log.write("second")
+    shown = log.read()
+    log.close()
+    assert shown == "half a line\n[muster] first\n[muster] second\n"
+
+
+def test_a_remark_that_is_shown_alone_breaks_the_line_that_is_shown(tmp_path: Path) -> None:
+    log = Full(str(tmp_path / "log"), cap=1000)
+    os.write(log.descriptor, b"half a line")
+    shown = log.read()
+    log.write("first")
+    log.write("second")
+    shown += log.read() + log.read()
+    log.close()
+    assert shown == "half a line\n[muster] first\n[muster] second\n"
+
+
+def test_a_line_whose_end_is_lost_is_not_joined_with_another(tmp_path: Path) -> None:
+    log = RankLog(str(tmp_path / "log"), cap=10)
+    os.write(log.descriptor, b"half a line")
+    shown = log.read()
+    os.write(log.descriptor, b" of many words that are not read\n" * 2)
+    log.rotate_when_full(wait_for_reader=True)
+    os.write(log.descriptor, b"another line\n")
+    while text := log.read():
+        shown += text
+    log.close()
+    first, *remarks, last = shown.splitlines()
+    assert (first, last) == ("half a line", "another line")
+    assert {remark.partition(" ")[0] for remark in remarks} == {"[muster]"}

@@ -193,18 +193,24 @@ def save_for_ever(folder: Path) -> None:
 
 
 def kill_at_random_moments(folder: Path) -> dict[str, Any]:
-    """Two ranks that do nothing but save, one of which is killed, time and again; each time they go on."""
+    """Two ranks that do nothing but save, one of which is killed, time and again; each time they go on.
+
+    Moments are random, but two of them, which are in the middle of a save: the first rank makes and publishes its folder.
+    """
     totals, in_the_middle = [], 0
     moments = random.Random(1)
-    for _ in range(KILLS):
+    for number in range(KILLS):
         before = latest(folder)
         with Ranks(2, functools.partial(save_for_ever, folder)) as ranks:
             deadline = time.monotonic() + 60
             while latest(folder) == before:
                 assert time.monotonic() < deadline, "nothing was saved"
                 time.sleep(0.001)
-            time.sleep(moments.uniform(0, 0.1))
-            ranks.kill(moments.randrange(2))
+            if number % 4 == 3:
+                ranks.kill_while(0, lambda: list(folder.glob(".step-*.part")))
+            else:
+                time.sleep(moments.uniform(0, 0.1))
+                ranks.kill(moments.randrange(2))
             time.sleep(moments.uniform(0, 0.02))
         newest = latest(folder)
         totals.append(int(newest.name[-8:]) if newest else -1)

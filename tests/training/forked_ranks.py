@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 
@@ -47,6 +48,18 @@ class Ranks:
             os.kill(self._pids[rank], signal.SIGKILL)
             os.waitpid(self._pids[rank], 0)
             self._pids[rank] = 0
+
+    def kill_while(self, rank: int, holds: Callable[[], object], seconds: float = 60) -> None:
+        """End a rank with SIGKILL while something holds that it alone changes; AssertionError if it never does."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            os.kill(self._pids[rank], signal.SIGSTOP)
+            os.waitpid(self._pids[rank], os.WUNTRACED)
+            if holds():
+                return self.kill(rank)
+            os.kill(self._pids[rank], signal.SIGCONT)
+            time.sleep(0.001)
+        raise AssertionError(f"it never held within {seconds} s")
 
     def wait(self) -> list[int]:
         """The exit codes of those that have not been killed, once all have ended."""

@@ -124,7 +124,7 @@ def test_a_kill_at_any_moment_leaves_the_last_good_one(runs: Runs) -> None:
     totals = runs.results["kills"]["totals"]
     assert len(totals) == KILLS
     assert all(before < after for before, after in zip(totals, totals[1:], strict=False))  # each went on from there
-    assert runs.results["kills"]["in_the_middle"] > 0  # ranks were killed while they saved
+    assert runs.results["kills"]["in_the_middle"] >= 2  # those that were killed while they saved
 
 
 def test_what_is_left_of_a_save_that_was_killed_is_removed_by_the_next(runs: Runs) -> None:

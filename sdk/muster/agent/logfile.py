@@ -43,6 +43,8 @@ class LogFile:
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self._torn = b""  # the rest of data that was written only in part
         self._remarks: "list[str]" = []
+        self._last_read = "\n"  # the character that was returned last
+        self._is_cut = False  # whether what follows it is lost
         self._is_writable = True
         self._stuck_at = 0
         self._last_size = 0
@@ -52,11 +54,17 @@ class LogFile:
     def read(self) -> str:
         """Return output since the last call, or a part of it; empty where there is none.
 
-        Bytes that are not UTF-8 become lone surrogates; a character that is written only in part is held back.
+        Bytes that are not UTF-8 become lone surrogates; a character that is written only in part is held back. Where a
+        remark or a loss comes within a line, a new one begins.
         """
-        if self._remarks:
-            return self._remarks.pop(0)
-        return self._decoder.decode(self._reader.read(CHUNK))
+        is_remark = bool(self._remarks)
+        text = self._remarks.pop(0) if is_remark else self._decoder.decode(self._reader.read(CHUNK))
+        if not text:
+            return ""
+        begins_line = (is_remark or self._is_cut) and self._last_read != "\n"
+        self._is_cut = False
+        self._last_read = text[-1]
+        return "\n" + text if begins_line else text
 
     def size(self) -> int:
         """Return the log's size in bytes."""
@@ -69,7 +77,8 @@ class LogFile:
     def write(self, text: str) -> None:
         """Append a remark of the agent, as a separate line. It is shown even where it cannot be written."""
         line = "[muster] {}\n".format(text)
-        if not self.append(line.encode("utf-8", "surrogateescape")):
+        break_before = "\n" if self._ends_within_line() else ""
+        if not self.append((break_before + line).encode("utf-8", "surrogateescape")):
             self._remark(line)
 
     def append(self, data: bytes) -> bool:
@@ -113,6 +122,7 @@ class LogFile:
             return
         self._stuck_at = self._last_size = 0
         self._reader.seek(0)
+        self._is_cut = lost > 0 or is_unread
         self._lost += lost
         if self._lost:  # repeated after each move, as the earlier remark may be lost, too
             why = ": {} {}.1".format(cause, self.path) if lost else " so far"
@@ -171,6 +181,11 @@ class LogFile:
 
     def _is_unread(self) -> bool:
         return self.size() > self._reader.tell()
+
+    def _ends_within_line(self) -> bool:
+        """Return whether what was appended last, by the agent or by a process, is no whole line."""
+        size = self.size()
+        return bool(size) and (self._torn[-1:] or os.pread(self._reader.fileno(), 1, size - 1)) != b"\n"
 
     def _remark(self, line: str) -> None:
         if len(self._remarks) < MOST_REMARKS:
