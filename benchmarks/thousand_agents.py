@@ -1,11 +1,11 @@
-"""One session with 1,000 workers, each of which reports progress once a second; and with 10,000.
+"""One session with 1,000 workers, each of which reports progress every two seconds; and with 10,000.
 
 The workers are simulated: their agents' side of the wire, over TLS, in a few processes, on a platform that launches
 nothing else; the session is Muster's own, with a cluster's journal. Floor: a bare asyncio TLS server that takes the
 same messages, parses their JSON, and does nothing with them; it wakes up for each, where Muster's session, with so many
 connections, wakes up twenty times a second for all. Real agents also send what their processes use and print:
-measured as well, once a second each. Of 10,000 each reports as often as the session asks for, every ten seconds; one of
-them fails at last, and then all are stopped.
+measured as well, as often. Of 10,000 each reports as often as the session asks for, every twenty seconds; one of them
+fails at last, and then all are stopped.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from muster.errors import RunFailed
 from muster.events import Event
 from muster.job import Job, SessionAddress, Status, Worker, WorkerSpec
 from muster.platforms.base import Platform
+from muster.pools.endpoint import REPORTS_PER_SECOND
 from muster.run.cluster import Cluster
 from muster.security.certificates import make_certificate
 
@@ -38,7 +39,6 @@ from benchmarks.measuring import Figure, Target, by_turns, fresh, main, private_
 
 PROCESSES = 3  # processes that the simulated agents share
 SETTLE_SECONDS = 1.0  # time until every agent has reported once
-REPORTS_PER_SECOND = 1000  # of all agents together
 START_SECONDS = 600.0
 AT_ONCE = 100  # agents of one process that connect at the same time
 LIMIT = 10  # percent of one core
@@ -64,8 +64,14 @@ def measure(quick: bool) -> list[Figure]:
 
     of_thousand = [
         figure("all connected", "s", "ready", PROGRESS),
-        figure("a core's share, for a progress report each a second", "%", "cpu", PROGRESS, Target(LIMIT, "%")),
-        figure("the same, with usage and a line of output each a second", "%", "cpu", EVERYTHING),
+        figure(
+            f"a core's share, for {REPORTS_PER_SECOND} progress reports a second",
+            "%",
+            "cpu",
+            PROGRESS,
+            Target(LIMIT, "%"),
+        ),
+        figure("the same, with usage and a line of output for each report", "%", "cpu", EVERYTHING),
         figure("memory that the session has gained", "MB", "memory", PROGRESS),
     ]
     return of_thousand + ([] if quick else measure_many(10_000, seconds))
@@ -85,7 +91,7 @@ def measure_many(workers: int, seconds: float) -> list[Figure]:
 
     return [
         figure("all connected", "s", "ready", Target(1.2)),
-        figure("a core's share, for 1,000 progress reports a second", "%", "cpu", Target(LIMIT, "%")),
+        figure(f"a core's share, for {REPORTS_PER_SECOND} progress reports a second", "%", "cpu", Target(LIMIT, "%")),
         figure("memory that the session has gained", "MB", "memory", Target(600, "MB")),
         figure("one fails: until it is told", "s", "told", Target(1, "s"), has_floor=False),
         figure("one fails: until all others have been told to stop", "s", "stopped", None, has_floor=False),
@@ -147,7 +153,7 @@ def bare(workers: int, seconds: float, reports: Sequence[str]) -> dict[str, floa
 
 
 def share_of_core(workers: int, seconds: float, taken: Callable[[], int]) -> float:
-    """Return the percentage of a core that this process needs for a report a second of each worker, at most 1,000.
+    """Return the percentage of a core that this process needs for as many reports a second as it asks for.
 
     It is computed from the CPU time per report that arrived: on a busy machine the agents may not manage all.
     """

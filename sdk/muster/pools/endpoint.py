@@ -37,7 +37,7 @@ ASKED_FOR = frozenset(wire.KINDS[kind] for kind in (wire.Chunk, wire.Data))  # n
 ASKS = frozenset((wire.Get, wire.Find, wire.Have, wire.Execute, wire.Dial, wire.Credit))  # messages that request them
 GRANT = 1 << 19  # most bytes that each such message requests
 MOST_GRANTED = 1 << 23  # most bytes that count as requested of one worker
-REPORTS_PER_SECOND = 1000  # reports of one kind that all workers together are to send at most
+REPORTS_PER_SECOND = 500  # reports of one kind that all workers together are to send at most: under 10 % of a core
 OF_CONNECTION = frozenset((wire.Hello, wire.Clock, wire.Ack, wire.Leaving))  # messages that are handled here alone
 REFUSED = (frames.ProtocolError, wire.Misfit)  # errors of the peer, which end its connection
 
@@ -217,17 +217,19 @@ class Endpoint:
     def _take_inbox(self) -> None:
         inbox, self._inbox = self._inbox, []
         to_acknowledge: set[AgentConnection] = set()
+        began = time.thread_time()
         for connection, data, came_at in inbox:
-            began = time.thread_time()
             is_free = connection.state is not None and connection.state.granted > 0
             try:
                 for message in connection.decoder.feed(data):
                     is_free = is_free and message["type"] in ASKED_FOR
                     self._take(connection, message, came_at)
+                ended = time.thread_time()
                 if is_free and connection.state is not None:
                     connection.state.granted -= len(data)
                 else:
-                    self._charge(connection, time.thread_time() - began + len(data) * BYTE_SECONDS)
+                    self._charge(connection, ended - began + len(data) * BYTE_SECONDS)
+                began = ended
                 if connection.state is not None and not connection.state.inbox.is_told:
                     to_acknowledge.add(connection)
             except Exception as error:  # an error of one connection does not affect the next ones
