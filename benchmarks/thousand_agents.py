@@ -94,7 +94,7 @@ def measure_many(workers: int, seconds: float) -> list[Figure]:
         figure(f"a core's share, for {REPORTS_PER_SECOND} progress reports a second", "%", "cpu", Target(LIMIT, "%")),
         figure("memory that the session has gained", "MB", "memory", Target(600, "MB")),
         figure("one fails: until it is told", "s", "told", Target(1, "s"), has_floor=False),
-        figure("one fails: until all others have been told to stop", "s", "stopped", None, has_floor=False),
+        figure("one fails: until all others have been told to stop", "s", "stopped", None),
     ]
 
 
@@ -145,11 +145,15 @@ def bare(workers: int, seconds: float, reports: Sequence[str]) -> dict[str, floa
         await server.all_here
         ready = time.time() - started
         cpu = await asyncio.to_thread(share_of_core, workers, seconds, lambda: server.taken)
+        figures = {"ready": ready, "cpu": cpu, "memory": resident() - memory, "ordered": time.time()}
+        await server.stop()
         server.close()
-        return {"ready": ready, "cpu": cpu, "memory": resident() - memory}
+        return figures
 
     with simulated_agents(workers, reports) as channels:
-        return asyncio.run(serve(channels))
+        figures = asyncio.run(serve(channels))
+        figures["stopped"] = max(channel.recv() for channel in channels) - figures.pop("ordered")
+        return figures
 
 
 def share_of_core(workers: int, seconds: float, taken: Callable[[], int]) -> float:
@@ -210,12 +214,14 @@ class BareServer:
         self._workers = self._missing = workers
         self.taken = 0  # progress reports
         self._transports: list[asyncio.Transport] = []
+        self._running = workers
         self.all_here: asyncio.Future[None]
+        self._all_ended: asyncio.Future[None]
 
     async def open(self) -> SessionAddress:
         """Start to listen, and return the address."""
         loop = asyncio.get_running_loop()
-        self.all_here = loop.create_future()
+        self.all_here, self._all_ended = loop.create_future(), loop.create_future()
         certificate, key = make_certificate("127.0.0.1")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         with tempfile.TemporaryDirectory() as folder:
@@ -233,6 +239,18 @@ class BareServer:
         transport.write(frames.encode("start"))
         if not self._missing:
             self.all_here.set_result(None)
+
+    async def stop(self) -> None:
+        """Order all agents to stop their processes, and wait until they have."""
+        for transport in self._transports:
+            transport.write(frames.encode("stop"))
+        await self._all_ended
+
+    def exited(self) -> None:
+        """Take the message that an agent's process has ended."""
+        self._running -= 1
+        if not self._running:
+            self._all_ended.set_result(None)
 
     def close(self) -> None:
         """End all connections."""
@@ -255,6 +273,8 @@ class _BareConnection(asyncio.Protocol):
             kind = json.loads(line)["type"]
             if kind == "hello":
                 self._server.hello(self._transport)
+            elif kind == "exited":
+                self._server.exited()
             self._server.taken += kind == "report"
 
 
