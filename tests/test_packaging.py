@@ -194,26 +194,71 @@ def test_wheel_and_sdist_build_and_the_wheel_works_from_an_empty_folder(tmp_path
     assert done.stdout.startswith(str(target))
 
 
-@pytest.mark.parametrize(
-    ("missing", "extra", "code"),
-    [
-        ("paramiko", "trust", "from muster.commands.main import main; main(['trust', 'some-host'])"),
-        ("fastapi", "serve", "from muster.commands.main import main; main(['serve'])"),
-        ("requests", "workbench", "from muster.platforms import get_platform; get_platform('workbench')"),
-        ("docker", "containers", "from muster.platforms import get_platform; get_platform('containers').check()"),
-        ("yaml", "kubernetes", "from muster.platforms import get_platform; get_platform('kubernetes').check()"),
-        ("psutil", "demo", "import muster.commands.demo"),
-    ],
-)
+ABSENT = """
+from importlib.machinery import PathFinder
+
+find = PathFinder.find_spec
+PathFinder.find_spec = lambda name, *where: None if name.partition(".")[0] in {absent} else find(name, *where)
+"""
+MAIN = "from muster.commands.main import main; main({})"
+CHECK = "from muster.platforms import platform_class; platform_class({!r})({}).check()"
+# What needs the packages of each extra first.
+NEEDS = {
+    "trust": {"paramiko": MAIN.format(["trust", "some-host"])},
+    "serve": dict.fromkeys(
+        ("IPython", "fastapi", "h11", "pydantic", "requests", "starlette", "uvicorn"), MAIN.format(["serve"])
+    ),
+    "workbench": dict.fromkeys(("requests", "urllib3"), CHECK.format("workbench", "")),
+    "containers": dict.fromkeys(("docker", "requests"), CHECK.format("containers", "")),
+    "kubernetes": {
+        "yaml": CHECK.format("kubernetes", "image='i'"),
+        "urllib3": "from muster.platforms.kubernetes import client; client.make_pool(None, None)",
+        "websocket": "import socket; from muster.platforms.kubernetes.exec_stream import ExecStream\n"
+        "ExecStream(socket.socket())",
+    },
+    "demo": {"psutil": "import muster.commands.demo"},
+    "notebook": {"IPython": "import muster; muster.launch_workers(1, cpu=1, memory=1, code='!ls')"},
+    "tensorflow": {
+        "keras": "from muster.training import keras",
+        "tensorflow": "import muster.training.communication",
+        "numpy": "from muster.training.checkpoint import Checkpoint",
+        "tensorboard": "import muster; muster.tensorboard('logs')",
+    },
+}
+FOR_DEVELOPERS = {"bench", "browser", "docs", "horovod-build", "test"}
+OTHERWISE = {"gpu": "in place of tensorflow", "horovod": "compiled by scripts/horovod_wheel.py"}
+KUBECONFIG = """
+clusters: [{name: some, cluster: {server: 'http://127.0.0.1:9'}}]
+contexts: [{name: some, context: {cluster: some}}]
+current-context: some
+"""
+
+
+def test_each_extra_for_users_has_a_package_that_may_be_missing() -> None:
+    assert set(NEEDS) | FOR_DEVELOPERS | set(OTHERWISE) == set(setup_cfg()) - {""}
+
+
+@pytest.mark.parametrize(("extra", "missing"), [(extra, missing) for extra in NEEDS for missing in NEEDS[extra]])
 def test_what_is_not_installed_names_the_command_that_installs_it(
-    missing: str, extra: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    extra: str, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "kubeconfig").touch()
+    (tmp_path / "kubeconfig").write_text(KUBECONFIG)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-    program = f"import sys; sys.modules[{missing!r}] = None\n{code}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    program = ABSENT.format(absent={missing}) + NEEDS[extra][missing]
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode != 0
     assert f"pip install 'muster[{extra}]'" in done.stderr
+
+
+def test_a_worker_which_has_no_muster_to_extend_is_told_the_package_itself(tmp_path: Path) -> None:
+    package = tmp_path / "muster"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    shutil.copytree(ROOT / "sdk" / "muster" / "training", package / "training")
+    program = ABSENT.format(absent={"keras"}) + "from muster.training import keras"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    said = f"ModuleNotFoundError: No module named 'keras'. Try: {sys.executable} -m pip install keras"
+    assert done.stderr.splitlines()[-1] == said
 
 
 def test_the_demo_says_in_words_what_it_lacks() -> None:
@@ -222,20 +267,6 @@ def test_the_demo_says_in_words_what_it_lacks() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
     assert "pip install 'muster[demo]'" in done.stderr
-
-
-ABSENT = """
-import sys
-
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {absent}:
-            raise ModuleNotFoundError("No module named " + repr(name), name=name)
-
-sys.meta_path.insert(0, Absent())
-from muster.commands.main import main
-main({arguments}, prog_name="muster")
-"""
 
 
 @pytest.mark.parametrize("command", ["run --help", "plan", "run", "doctor"])
@@ -248,7 +279,7 @@ def test_a_run_on_this_machine_needs_no_extra(command: str, tmp_path: Path, monk
     (tmp_path / "job.py").write_text("print('works')\n")
     arguments = [*command.split(), "-s", "processes", "job.py"]
     absent = {modules.get(name, name.replace("-", "_")) for name in extras}
-    program = ABSENT.format(absent=absent, arguments=arguments)
+    program = ABSENT.format(absent=absent) + MAIN.format(arguments)
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
 

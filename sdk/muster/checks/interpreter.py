@@ -123,8 +123,8 @@ def _installation(python: str, missing: Sequence[str]) -> str:
     """Return the command that installs packages for an interpreter; Horovod is compiled against its TensorFlow."""
     if "horovod" in missing:
         return (
-            f"in Muster's folder {python} -m pip install '.[tensorflow,horovod-build]', then "
-            f"{python} scripts/horovod_wheel.py"
+            "in a clone of Muster's repository, which has the script that compiles Horovod: "
+            f"{python} -m pip install '.[tensorflow,horovod-build]', then {python} scripts/horovod_wheel.py"
         )
     if python == sys.executable and "tensorflow" in missing:
         return f"{python} -m pip install 'muster[tensorflow]'"

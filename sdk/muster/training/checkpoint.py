@@ -52,9 +52,12 @@ import zlib
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
 
-import keras
-import numpy as np
-import tensorflow as tf
+from .extras import extra
+
+with extra("tensorflow"):
+    import keras
+    import numpy as np
+    import tensorflow as tf
 
 from . import horovod, states
 from .store import Store, latest

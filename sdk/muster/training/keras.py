@@ -29,8 +29,11 @@ import zlib
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Union
 
-import keras
-import tensorflow as tf
+from .extras import extra
+
+with extra("tensorflow"):
+    import keras
+    import tensorflow as tf
 
 from . import communication, horovod
 from .checkpoint import Checkpoint

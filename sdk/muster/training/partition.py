@@ -40,7 +40,10 @@ import json
 import os
 from typing import Any, Iterator, List, Optional, Sequence, Tuple, Union
 
-import numpy as np
+from .extras import extra
+
+with extra():
+    import numpy as np
 
 LAUNCHERS = (
     ("HOROVOD_RANK", "HOROVOD_SIZE"),
@@ -152,7 +155,8 @@ def dataset(
     Raises:
         ValueError: As for `indices`, or the length is needed and not known.
     """
-    import tensorflow as tf
+    with extra("tensorflow"):
+        import tensorflow as tf
 
     index, count = _partition(partition_index, num_data_partitions)
     if uneven != "keep":
@@ -215,7 +219,8 @@ def epochs(*arrays: Any, batch_size: int, first: int = 0, **options: Any) -> Any
         first: The epoch to begin with: the `initial_epoch` of `model.fit`.
         options: As for `batches`.
     """
-    import tensorflow as tf
+    with extra("tensorflow"):
+        import tensorflow as tf
 
     arrays = tuple(np.asarray(values) for values in arrays)
 

@@ -7,7 +7,10 @@ import json
 import os
 from typing import Any, List, Sequence, Union
 
-import numpy as np
+from .extras import extra
+
+with extra():
+    import numpy as np
 
 PLAIN = (bool, int, float, str, type(None))
 BROUGHT_BY_OTHERS = 2  # a dtype's `isbuiltin` if another package registered the type

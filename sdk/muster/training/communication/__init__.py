@@ -20,14 +20,17 @@ works in `model.fit`, inside and outside `tf.function`, and in a single process.
 `DistributedOptimizer` needs Keras.
 """
 
-from .averaging import BlockMomentum, ModelAveraging, PartialSynchronisation
-from .collectives import AllGather, AllReduce, Collective, Exchanged, TwoPhase
-from .compressors import FP16, Compressor, Sparse, Threshold, TopK
-from .memory import ErrorFeedback, Memory, NoMemory
-from .pacing import LocalAggregation, WarmStart
-from .quantization import KBit, OneBit
-from .reducer import Compression, Reducer, as_scheme
-from .scheme import Dense, Gradient, Scheme, State
+from ..extras import extra
+
+with extra("tensorflow"):
+    from .averaging import BlockMomentum, ModelAveraging, PartialSynchronisation
+    from .collectives import AllGather, AllReduce, Collective, Exchanged, TwoPhase
+    from .compressors import FP16, Compressor, Sparse, Threshold, TopK
+    from .memory import ErrorFeedback, Memory, NoMemory
+    from .pacing import LocalAggregation, WarmStart
+    from .quantization import KBit, OneBit
+    from .reducer import Compression, Reducer, as_scheme
+    from .scheme import Dense, Gradient, Scheme, State
 
 __all__ = [
     "FP16",
