@@ -195,7 +195,8 @@ def save_for_ever(folder: Path) -> None:
 def kill_at_random_moments(folder: Path) -> dict[str, Any]:
     """Two ranks that do nothing but save, one of which is killed, time and again; each time they go on.
 
-    Moments are random, but two of them, which are in the middle of a save: the first rank makes and publishes its folder.
+    Moments are random, but two of them, which are in the middle of a save: the first rank makes and publishes its
+    folder.
     """
     totals, in_the_middle = [], 0
     moments = random.Random(1)

@@ -136,7 +136,10 @@ class Request:
                     self._end()
 
     def _end(self) -> None:
-        """Close the connection. If it has a rank, ssh has ended, so that the launcher is gone or has given it up."""
+        """Close the connection, and end its rank after a delay.
+
+        An entry's connection ends with its ssh login: then the launcher has ended, or has given the rank up.
+        """
         self.close()
         if self._child is not None:
             self._agent.send_to_session(wire.HungUp(self._child.rank))

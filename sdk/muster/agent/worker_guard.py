@@ -78,7 +78,7 @@ class WorkerGuard(Guard):
         return ""
 
     def _claim_gpus(self, claims: "dict[str, Any]", count: int) -> "Claim | None":
-        """Return a claim on the first ``count`` GPUs of the worker, which belong to the pool alone."""
+        """Return a claim on the first ``count`` GPUs of this worker, all of them the pool's; None if it has fewer."""
         own = Claim()
         own.devices = claims["gpus"][:count]
         return own if len(own.devices) == count else None

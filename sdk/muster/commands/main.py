@@ -72,7 +72,10 @@ class ErrorsAsExitCodes(click.Group):
         return super().make_context(*args, **extra)
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run as a program. Also guards standard output for help, which is printed before ``invoke`` is called."""
+        """Run the program: open missing standard streams, and do not fail where nobody reads standard output.
+
+        ``invoke`` guards standard output as well, but click prints help before it calls that.
+        """
         outlet.fill_standard_streams()
         if "_MUSTER_COMPLETE" in os.environ:
             completion.prepare()

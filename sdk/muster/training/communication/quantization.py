@@ -16,9 +16,10 @@ from .compressors import Compressor
 
 
 class OneBit(Compressor):
-    """CNTK's one bit per value (Seide 2014): whether it is at least 0; for each column the means of both kinds.
+    """A code of one bit per value, its sign, and two means per column (1-bit SGD of CNTK; Seide 2014).
 
-    Needs error feedback. Sends about an eighth of a byte for each value and 8 bytes for each column.
+    A value is decoded as the mean of those in its column that have the same sign; 0 counts as positive. It needs error
+    feedback. Each value takes an eighth of a byte, and each column 8 bytes more.
     """
 
     collective = TwoPhase
