@@ -202,6 +202,25 @@ def docstrings() -> Iterator[tuple[Path, ast.Constant]]:
 RIDDLES = {"What", "Whether", "Where", "Who", "Whom", "Whose", "Which", "How", "Those", "Why", "When"}
 
 
+# Names that two classes share because they are one thing: on a worker and in the session, as a message and as the event
+# that it becomes, or as the part of a class that another subpackage uses.
+SHARED_NAMES = (
+    {"Stream", "Streams"}
+    | {"Listening", "Output", "ProcessStacks", "Progress", "Stage", "Usage"}
+    | {"Agent", "Compressor"}
+)
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    places: dict[str, list[Path]] = {}
+    for path in files():
+        for node in ast.walk(ast.parse((PACKAGE / path).read_bytes())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(path)
+    twice = {name for name, found in places.items() if len(found) > 1}
+    assert twice == SHARED_NAMES
+
+
 def test_docstrings_open_with_a_summary() -> None:
     """The first line says what a thing is or does (PEP 257): "Return whether ...", not "Whether ..."."""
     riddles = [

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 from muster.agent import waiting
-from muster.agent.wire import Connection, Stacks
+from muster.agent.wire import ProcessStacks, TcpConnection
 from muster.failure.waiting import Source, Verdict, find_blocker, is_in_own_code
 
 from tests.support import eventually
@@ -28,39 +28,41 @@ OWN = (
 
 
 def test_the_one_that_is_not_waiting_in_a_library_is_the_one_that_hangs() -> None:
-    assert find_blocker([ZERO, ONE], {ZERO: Stacks(LIBRARY), ONE: Stacks(OWN)}).source == ONE
+    assert find_blocker([ZERO, ONE], {ZERO: ProcessStacks(LIBRARY), ONE: ProcessStacks(OWN)}).source == ONE
     assert find_blocker([ZERO, ONE], {}).source == ZERO
 
 
 def test_one_that_was_stopped_is_named_before_all_others() -> None:
-    found = find_blocker([ZERO, ONE], {ZERO: Stacks(OWN), ONE: Stacks("", is_stopped=True)})
+    found = find_blocker([ZERO, ONE], {ZERO: ProcessStacks(OWN), ONE: ProcessStacks("", is_stopped=True)})
     assert found.source == ONE
     assert "SIGSTOP" in found.why
 
 
 def test_a_server_that_was_stopped_is_named_before_those_that_wait_for_it() -> None:
-    answers = {ZERO: Stacks(OWN), ONE: Stacks(OWN), SERVER: Stacks("", is_stopped=True)}
+    answers = {ZERO: ProcessStacks(OWN), ONE: ProcessStacks(OWN), SERVER: ProcessStacks("", is_stopped=True)}
     assert find_blocker([ZERO, ONE], answers, [SERVER]).source == SERVER
-    assert find_blocker([ZERO, ONE], {ZERO: Stacks(OWN), ONE: Stacks(OWN)}, [SERVER]).source == ZERO
+    assert find_blocker([ZERO, ONE], {ZERO: ProcessStacks(OWN), ONE: ProcessStacks(OWN)}, [SERVER]).source == ZERO
 
 
 def test_the_one_that_the_others_wait_to_hear_from_is_named_also_where_they_wait_for_each_other() -> None:
     """A server waits for a worker, another worker for the server."""
     answers = {
-        SERVER: Stacks(OWN, connections=(Connection("s:1", "a:1"), Connection("s:1", "b:1", is_awaited=True))),
-        ZERO: Stacks(OWN, connections=(Connection("a:1", "s:1", is_awaited=True),)),
-        ONE: Stacks(OWN, connections=(Connection("b:1", "s:1"),)),
+        SERVER: ProcessStacks(
+            OWN, connections=(TcpConnection("s:1", "a:1"), TcpConnection("s:1", "b:1", is_awaited=True))
+        ),
+        ZERO: ProcessStacks(OWN, connections=(TcpConnection("a:1", "s:1", is_awaited=True),)),
+        ONE: ProcessStacks(OWN, connections=(TcpConnection("b:1", "s:1"),)),
     }
     assert find_blocker([ZERO, ONE], answers, [SERVER]).source == ONE
-    answers[ONE] = Stacks(OWN, connections=(Connection("b:1", "s:1", is_awaited=True),))
+    answers[ONE] = ProcessStacks(OWN, connections=(TcpConnection("b:1", "s:1", is_awaited=True),))
     assert find_blocker([ZERO, ONE], answers, [SERVER]).source == ZERO, "all wait in a circle"
-    answers[SERVER] = Stacks(OWN, connections=(Connection("s:1", "a:1", 9), Connection("s:1", "b:1", 9)))
+    answers[SERVER] = ProcessStacks(OWN, connections=(TcpConnection("s:1", "a:1", 9), TcpConnection("s:1", "b:1", 9)))
     assert find_blocker([ZERO, ONE], answers, [SERVER]).source == SERVER
 
 
 def test_one_that_does_not_read_what_has_come_holds_up_the_others() -> None:
-    def answer(*unread: int) -> Stacks:
-        return Stacks(OWN, connections=tuple(Connection("a:1", "b:2", count) for count in unread))
+    def answer(*unread: int) -> ProcessStacks:
+        return ProcessStacks(OWN, connections=tuple(TcpConnection("a:1", "b:2", count) for count in unread))
 
     answers = {ZERO: answer(0, 4096), ONE: answer(4096, 4096), TWO: answer(0, 0)}
     assert find_blocker([ZERO, TWO, ONE], answers).source == ONE
@@ -69,19 +71,19 @@ def test_one_that_does_not_read_what_has_come_holds_up_the_others() -> None:
 
 def test_words_of_a_framework_that_are_about_to_be_read_blame_nobody_while_another_one_is_in_its_own_code() -> None:
     answers = {
-        ZERO: Stacks(OWN, connections=(Connection("a:1", "b:1"),)),
-        ONE: Stacks(LIBRARY, connections=(Connection("b:1", "a:1", 64),)),
+        ZERO: ProcessStacks(OWN, connections=(TcpConnection("a:1", "b:1"),)),
+        ONE: ProcessStacks(LIBRARY, connections=(TcpConnection("b:1", "a:1", 64),)),
     }
     assert find_blocker([ONE, ZERO], answers) == Verdict(ZERO)
-    assert find_blocker([ONE, ZERO, TWO], {**answers, TWO: Stacks(OWN)}) == Verdict(ZERO)
-    assert find_blocker([ONE, ZERO], {**answers, ZERO: Stacks(LIBRARY)}).source == ONE
+    assert find_blocker([ONE, ZERO, TWO], {**answers, TWO: ProcessStacks(OWN)}) == Verdict(ZERO)
+    assert find_blocker([ONE, ZERO], {**answers, ZERO: ProcessStacks(LIBRARY)}).source == ONE
 
 
 def test_the_two_ends_of_a_link_that_is_cut_are_named() -> None:
     answers = {
-        ZERO: Stacks(OWN, connections=(Connection("h0:1", "h2:5", 4096), Connection("h0:2", "h1:3"))),
-        ONE: Stacks(OWN, connections=(Connection("h1:9", "h2:4", 0, unanswered=5),)),
-        TWO: Stacks(OWN, connections=(Connection("h2:4", "h1:9"), Connection("h2:5", "h0:1"))),
+        ZERO: ProcessStacks(OWN, connections=(TcpConnection("h0:1", "h2:5", 4096), TcpConnection("h0:2", "h1:3"))),
+        ONE: ProcessStacks(OWN, connections=(TcpConnection("h1:9", "h2:4", 0, unanswered=5),)),
+        TWO: ProcessStacks(OWN, connections=(TcpConnection("h2:4", "h1:9"), TcpConnection("h2:5", "h0:1"))),
     }
     found = find_blocker([ZERO, ONE, TWO], answers)
     assert (found.source, found.other) == (ONE, TWO)
@@ -102,7 +104,7 @@ def test_the_kernel_tells_of_stopped_processes_and_of_what_they_have_not_read() 
                 os.kill(process.pid, signal.SIGSTOP)
                 eventually(lambda: waiting.is_stopped(process.pid), "it stops")
                 [found] = waiting.connections_of(process.pid)
-                assert found == Connection(f"127.0.0.1:{address[1]}", f"127.0.0.1:{port}", unread=8)
+                assert found == TcpConnection(f"127.0.0.1:{address[1]}", f"127.0.0.1:{port}", unread=8)
                 connection.shutdown(socket.SHUT_WR)
                 process.kill()
     assert waiting.connections_of(process.pid) == ()

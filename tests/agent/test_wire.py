@@ -26,7 +26,7 @@ FROM_AGENT = [
     wire.Listening(2222),
     wire.Output("caf\udcc3 é"),
     wire.Usage(0.5, 100, None, None),
-    wire.Stacks("File", 1, False, (wire.Connection("a:1", "b:2", 3, 0),)),
+    wire.ProcessStacks("File", 1, False, (wire.TcpConnection("a:1", "b:2", 3, 0),)),
     wire.Error("no"),
     wire.Progress(rank=1, step=-1, metrics={"loss": 0.5}),
     wire.Returned(),

@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from fastapi import HTTPException
 from muster.serve import app, listener
-from muster.serve.listener import Connection, Listener, Server
+from muster.serve.listener import ClientConnection, HttpListener, Server
 
 OK = b"HTTP/1.1 200"
 LARGE = 16 << 20  # bytes of an answer: more than the kernel keeps for a client that does not read
@@ -68,7 +68,7 @@ class Served:
         await send({"type": "http.response.body", "body": self.answer})
 
     @property
-    def open(self) -> list[Connection]:
+    def open(self) -> list[ClientConnection]:
         """The connections that there are, oldest first."""
         return list(self.listener._connections)
 
@@ -106,7 +106,7 @@ class Served:
                 self._address = listens.getsockname()
                 await server.startup([listens])
                 self.listener = server.servers[0]
-                assert isinstance(self.listener, Listener)
+                assert isinstance(self.listener, HttpListener)
                 try:
                     await test()
                 finally:

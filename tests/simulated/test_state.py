@@ -72,7 +72,7 @@ MESSAGES: list[tuple[list[Any], list[tuple[str, dict[str, Any]]], list[tuple[str
     ([*RUNS, wire.Listening(80)], [("listening", {"port": 80})], []),
     ([*RUNS, wire.Output("words")], [("output", {"text": "words"})], []),
     ([*RUNS, wire.Usage(1.0, 5)], [("usage", {"cpu": 1.0, "memory": 5})], []),
-    ([*RUNS, wire.Stacks("here", 0)], [("stacks", {"rank": 0, "text": "here"})], []),
+    ([*RUNS, wire.ProcessStacks("here", 0)], [("stacks", {"rank": 0, "text": "here"})], []),
     ([*RUNS, wire.Returned()], [], []),
     ([*RUNS, wire.Progress(0, 1, metrics=LOSS)], [("progress", {"rank": 0, "step": 1, "metrics": LOSS})], []),
     ([*RUNS, wire.HungUp(0)], [], [("hung_up", 0)]),
@@ -302,7 +302,7 @@ TOO_MUCH: list[tuple[Callable[[int], Any], str]] = [
     (lambda rank: wire.Started(7, rank), "more processes"),
     (lambda rank: wire.Exited(7, rank, 3), "does not run"),
     (lambda rank: wire.Exited(7, 0, 3), "does not run"),
-    (lambda rank: wire.Stacks("here", rank), "stacks"),
+    (lambda rank: wire.ProcessStacks("here", rank), "stacks"),
 ]
 
 
@@ -346,8 +346,8 @@ FLOODS: dict[str, Callable[[int], Any]] = {
     "lost launchers": lambda number: wire.HungUp(number),
     "broken daemons": lambda number: wire.Broken(1),
     "own errors": lambda number: wire.Error("no"),
-    "stacks of one": lambda number: wire.Stacks("x" * 1000, 0),
-    "stacks of many": lambda number: wire.Stacks("x" * 1000, number),
+    "stacks of one": lambda number: wire.ProcessStacks("x" * 1000, 0),
+    "stacks of many": lambda number: wire.ProcessStacks("x" * 1000, number),
     "progress of many": lambda number: wire.Progress(number, 1, metrics={}),
     "stages": lambda number: wire.Stage(f"stage {number}", 0.0, 0),
     "ports": lambda number: wire.Listening(80 + number),
@@ -405,5 +405,5 @@ def test_stacks_are_told_each_time_that_they_are_asked_for(told: Told) -> None:
     told.hear(*RUNS)
     for number in range(3):
         told.state.stacks.clear()
-        told.hear(wire.Stacks(f"here {number}", 0))
+        told.hear(wire.ProcessStacks(f"here {number}", 0))
     assert [data["text"] for kind, data in told.said() if kind == "stacks"] == ["here 0", "here 1", "here 2"]

@@ -382,7 +382,7 @@ class Agent:
     def _stacks_came(self, pid: int, text: str) -> None:
         child = self.processes.running.get(pid)
         rank = child.rank if child else None
-        self._link.send(wire.Stacks(text, rank, is_stopped(pid), connections_of(pid)))
+        self._link.send(wire.ProcessStacks(text, rank, is_stopped(pid), connections_of(pid)))
 
     def _report_usage(self, cpu: float, memory: int) -> None:
         if self._link.takes_output:

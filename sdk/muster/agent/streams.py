@@ -55,7 +55,7 @@ class Streams:
             return
         argv = list(order.argv) or [_shell(env)]
         try:
-            self._streams[order.stream] = Command(self, order, argv, env, cwd)
+            self._streams[order.stream] = CommandStream(self, order, argv, env, cwd)
         except OSError as error:
             code = NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_START
             self._send(wire.Closed(order.stream, code, text=cannot_start(argv, error)))
@@ -92,7 +92,7 @@ class Streams:
     def resize(self, resize: wire.Resize) -> None:
         """Set the size of a command's terminal."""
         stream = self._streams.get(resize.stream)
-        if isinstance(stream, Command):
+        if isinstance(stream, CommandStream):
             stream.resize(resize.rows, resize.columns)
 
     def end(self, close: wire.Close) -> None:
@@ -274,8 +274,8 @@ class Stream:
             self._owed = 0
 
 
-class Command(Stream):
-    """A command with pipes or a terminal. Raises OSError where it cannot be started."""
+class CommandStream(Stream):
+    """The stream of a command that runs with pipes or a terminal. Raises OSError where it cannot be started."""
 
     def __init__(
         self, streams: Streams, order: wire.Execute, argv: "list[str]", env: "dict[str, str]", cwd: str

@@ -23,7 +23,7 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-def connections_of(pid: int) -> "tuple[wire.Connection, ...]":
+def connections_of(pid: int) -> "tuple[wire.TcpConnection, ...]":
     """Return the process's TCP connections, first those that may explain a wait."""
     awaited = _awaited(pid)
     inodes = {name[len("socket:[") : -1] for name in linux.open_files(pid) if name.startswith("socket:[")}
@@ -51,7 +51,7 @@ def _awaited(pid: int) -> str:
         return ""
 
 
-def _connection(row: "list[str]", is_awaited: bool) -> "wire.Connection":
+def _connection(row: "list[str]", is_awaited: bool) -> "wire.TcpConnection":
     """Return the connection in a row of the kernel's table.
 
     The row has the local and remote address, state, queues, timer and retransmissions.
@@ -61,7 +61,7 @@ def _connection(row: "list[str]", is_awaited: bool) -> "wire.Connection":
     timer = row[5].partition(":")[0] if int(unsent, 16) else ""
     attempts = {"01": int(row[6], 16), "04": int(row[8])}.get(timer, 0)  # retransmissions, or probes of a full receiver
     unanswered = attempts if attempts >= RETRANSMITS else 0
-    return wire.Connection(
+    return wire.TcpConnection(
         _address(row[1]), _address(row[2]), int(unread, 16) or int(is_closed), unanswered, is_awaited
     )
 

@@ -43,7 +43,6 @@ from .stream_messages import OVERHEAD, WINDOW, Close, Closed, Credit, Data, Dial
 from .worker_messages import (
     Broken,
     Clock,
-    Connection,
     Error,
     Exited,
     Hello,
@@ -54,21 +53,22 @@ from .worker_messages import (
     Listening,
     Output,
     Preempted,
-    Stacks,
+    ProcessStacks,
     Started,
+    TcpConnection,
     Usage,
     connection,
 )
 
 __all__ = [
-    "Ack", "AskStacks", "Broken", "Chunk", "Clock", "Close", "Closed", "Connection", "Credit", "Data", "Dial",
+    "Ack", "AskStacks", "Broken", "Chunk", "Clock", "Close", "Closed", "Credit", "Data", "Dial",
     "End", "Eof", "Error", "Execute", "Exited", "Expect", "FROM_AGENT", "FROM_SESSION", "Find", "Found", "Get",
     "Have", "Hello", "HungUp", "KINDS", "LASTING", "LONGEST_NAME", "LONGEST_OUTPUT", "LONGEST_TEXT", "Lacks", "Launch",
     "LauncherExited", "LauncherOutput", "Leaving", "Listening", "MOST_METRICS", "Misfit", "Missing", "Notice",
-    "OF_STREAMS", "OVERHEAD", "Opened", "Output", "Ping", "Preempted", "Progress", "Put", "REPORTS", "Raised",
-    "Refused", "Release", "Resize", "Returned", "Stacks", "Stage", "Start", "Started", "Stop", "StopLauncher",
-    "Sync", "Synced", "UnknownKind", "Usage", "VERSION", "WINDOW", "Warned", "Watch", "Welcome", "connection",
-    "cost", "encode", "from_agent", "from_session", "read_report",
+    "OF_STREAMS", "OVERHEAD", "Opened", "Output", "Ping", "Preempted", "ProcessStacks", "Progress", "Put", "REPORTS",
+    "Raised", "Refused", "Release", "Resize", "Returned", "Stage", "Start", "Started", "Stop", "StopLauncher",
+    "Sync", "Synced", "TcpConnection", "UnknownKind", "Usage", "VERSION", "WINDOW", "Warned", "Watch", "Welcome",
+    "connection", "cost", "encode", "from_agent", "from_session", "read_report",
 ]  # fmt: skip
 
 VERSION = 2
@@ -76,7 +76,7 @@ OF_STREAMS = (Opened, Data, Credit, Eof, Closed)  # from agents
 
 # Messages that must not be lost with a connection: these are numbered where a worker has a lease
 LASTING = frozenset(
-    (Started, Exited, Preempted, HungUp, Broken, Listening, Output, Stacks, Error, Returned, Raised)
+    (Started, Exited, Preempted, HungUp, Broken, Listening, Output, ProcessStacks, Error, Returned, Raised)
     + (Opened, Data, Credit, Eof, Closed, Execute, Dial, Resize, Close)
     + (
         LauncherOutput,

@@ -151,7 +151,7 @@ class Usage(NamedTuple):
     gpu_memory: "int | None" = None
 
 
-class Connection(NamedTuple):
+class TcpConnection(NamedTuple):
     """A TCP connection: its ends, bytes that wait to be read, and attempts to send that got no answer.
 
     ``is_awaited``: whether the main thread is blocked reading from it.
@@ -164,25 +164,25 @@ class Connection(NamedTuple):
     is_awaited: bool = False
 
 
-def connection(value: "Any") -> Connection:
+def connection(value: "Any") -> TcpConnection:
     """Check a connection given as a list, and return it."""
     if type(value) not in (list, tuple) or len(value) != 5:
         raise ValueError("two ends, two numbers, and yes or no")
     local, remote, unread, unanswered, is_awaited = value
     ends = text(100)(local), text(100)(remote)
-    return Connection(ends[0], ends[1], whole(0)(unread), whole(0)(unanswered), yes_or_no(is_awaited))
+    return TcpConnection(ends[0], ends[1], whole(0)(unread), whole(0)(unanswered), yes_or_no(is_awaited))
 
 
 @message(
     "stacks", FROM_AGENT, rank=rank, text=text(LONGEST_TEXT), is_stopped=yes_or_no, connections=items(connection, 64)
 )
-class Stacks(NamedTuple):
+class ProcessStacks(NamedTuple):
     """The state of one process: its Python stacks, whether it is suspended, and its connections."""
 
     text: str
     rank: "int | None" = None
     is_stopped: bool = False
-    connections: "tuple[Connection, ...]" = ()
+    connections: "tuple[TcpConnection, ...]" = ()
 
 
 @message("error", FROM_AGENT, text=text(LONGEST_TEXT))

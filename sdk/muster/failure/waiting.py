@@ -20,7 +20,7 @@ class Verdict(NamedTuple):
 
 
 def find_blocker(
-    silent: Sequence[Source], answers: Mapping[Source, wire.Stacks], servers: Collection[Source] = ()
+    silent: Sequence[Source], answers: Mapping[Source, wire.ProcessStacks], servers: Collection[Source] = ()
 ) -> Verdict:
     """Return the process that the others wait for.
 
@@ -50,7 +50,7 @@ def find_blocker(
     return Verdict((stuck or list(silent))[0])
 
 
-def _awaited(sources: Sequence[Source], answers: Mapping[Source, wire.Stacks]) -> Source | None:
+def _awaited(sources: Sequence[Source], answers: Mapping[Source, wire.ProcessStacks]) -> Source | None:
     """Return the process that others wait for and that waits for none of them; None unless there is exactly one."""
     owners = {(c.local, c.remote): source for source, answer in answers.items() for c in answer.connections}
     waits_for = {
@@ -64,7 +64,7 @@ def _awaited(sources: Sequence[Source], answers: Mapping[Source, wire.Stacks]) -
     return found.pop() if len(found) == 1 else None
 
 
-def _cut_link(answers: Mapping[Source, wire.Stacks]) -> Verdict | None:
+def _cut_link(answers: Mapping[Source, wire.ProcessStacks]) -> Verdict | None:
     """Return a verdict on the connection with the most unanswered attempts to send; None if there is none."""
     owners = {(c.local, c.remote): source for source, answer in answers.items() for c in answer.connections}
     attempts = [(c.unanswered, source, c) for source, answer in answers.items() for c in answer.connections]

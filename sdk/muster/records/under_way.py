@@ -26,7 +26,7 @@ Source = tuple[str, int | None]
 
 
 @dataclass
-class _Process:
+class _LastSeen:
     """One rank or task: the time of its last report, and its stage and step."""
 
     name: str
@@ -46,7 +46,7 @@ def under_way(events: Iterable[Event], now: float, printed: Mapping[str, float])
     """
     phase: tuple[str, float] | None = None
     waiting: dict[str, str] = {}
-    processes: dict[Source, _Process] = {}
+    processes: dict[Source, _LastSeen] = {}
     for event in events:
         data, worker = event.data, event.worker or ""
         if isinstance(data, RunPhase):
@@ -63,7 +63,7 @@ def under_way(events: Iterable[Event], now: float, printed: Mapping[str, float])
             waiting.pop(worker, None)
         elif isinstance(data, ProcessStarted):
             name = worker if data.rank is None else f"rank {data.rank} ({worker})"
-            processes[worker, data.rank] = _Process(name, event.time)
+            processes[worker, data.rank] = _LastSeen(name, event.time)
         elif isinstance(data, ProcessExited):
             processes.pop((worker, data.rank), None)
         elif isinstance(data, (Progress, Stage)):
@@ -79,7 +79,7 @@ def under_way(events: Iterable[Event], now: float, printed: Mapping[str, float])
     return [*lines, *_training(training, now)]
 
 
-def _heard(process: _Process | None, data: Progress | Stage, time: float) -> None:
+def _heard(process: _LastSeen | None, data: Progress | Stage, time: float) -> None:
     if process is None:
         return
     process.heard_at = time
@@ -89,7 +89,7 @@ def _heard(process: _Process | None, data: Progress | Stage, time: float) -> Non
         process.step, process.steps = data.step, data.steps
 
 
-def _training(processes: list[_Process], now: float) -> list[str]:
+def _training(processes: list[_LastSeen], now: float) -> list[str]:
     """Return lines about the processes that run."""
     lines = []
     stepped = [process for process in processes if process.step is not None]
@@ -111,7 +111,7 @@ def _training(processes: list[_Process], now: float) -> list[str]:
     return lines
 
 
-def _since(process: _Process) -> float:
+def _since(process: _LastSeen) -> float:
     return process.heard_at
 
 

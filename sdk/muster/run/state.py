@@ -111,7 +111,7 @@ class RunState:
         self._failures_of: dict[str | None, list[Failure]] = {}  # the same failures, by worker
         self.disconnected_at: dict[str, float] = {}
         self._heard_at: dict[str, float] = {}  # when workers last said something, on the monotonic clock
-        self.stacks: dict[Source, wire.Stacks] = {}
+        self.stacks: dict[Source, wire.ProcessStacks] = {}
         self.usage: dict[str, wire.Usage] = {}
         self._metrics = Metrics(self.specs)
         self.first_step_at: float | None = None
@@ -140,7 +140,7 @@ class RunState:
             wire.Warned: self._on_warned,
             wire.Returned: self._on_returned,
             wire.Raised: self._on_raised,
-            wire.Stacks: self._on_stacks,
+            wire.ProcessStacks: self._on_stacks,
             wire.Error: self._on_error,
         }
 
@@ -581,7 +581,7 @@ class RunState:
             failure = Failure(FailureKind.EXIT, when, worker, raised.rank, exit_code=code, uncertainty=error)
             self.fail(replace(failure, peer_was_gone=raised.peer_was_gone))
 
-    def _on_stacks(self, worker: str, stacks: wire.Stacks) -> None:
+    def _on_stacks(self, worker: str, stacks: wire.ProcessStacks) -> None:
         if stacks.rank is not None and stacks.rank not in self.processes[worker]:
             self._bounds.doubt(worker, "tells of stacks of a process that it has not")
             return

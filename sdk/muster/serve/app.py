@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from muster import __version__
 from muster.errors import JobError, MusterError
 from muster.serve.engines import Caller, Engines, RequestRefused
-from muster.serve.models import ENGINE_ID, Order, Refusal, WorkerFacts
+from muster.serve.models import ENGINE_ID, ErrorBody, Order, WorkerFacts
 from muster.serve.site import ENGINES_PATH, PROJECT_PATH
 
 LARGEST_BODY = 4 << 20  # bytes
@@ -51,7 +51,7 @@ BASIC = HTTPBasic(auto_error=False, description="The user is the API key; the pa
 
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the descriptions of the refusals that an operation may answer with."""
-    return {status: {"model": Refusal, "description": REFUSALS[status]} for status in statuses}
+    return {status: {"model": ErrorBody, "description": REFUSALS[status]} for status in statuses}
 
 
 router = APIRouter(responses=refusals(401, 422, 503))

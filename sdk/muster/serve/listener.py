@@ -34,8 +34,8 @@ PAUSE = 0.1  # seconds without accepting where no more descriptors are left
 MESSAGES_A_MINUTE = 20
 
 
-class Connection:
-    """One connection.
+class ClientConnection:
+    """A connection of one client to the service.
 
     Attributes:
         peer: the client's address.
@@ -61,7 +61,7 @@ class Connection:
             self.handshake.cancel()
 
 
-class Listener:
+class HttpListener:
     """Accepts connections, with the part of the interface of ``asyncio.Server`` that uvicorn uses.
 
     Args:
@@ -73,7 +73,7 @@ class Listener:
         self._server = server
         self._socket = listening
         self._loop = asyncio.get_running_loop()
-        self._connections: dict[Connection, None] = {}  # oldest first
+        self._connections: dict[ClientConnection, None] = {}  # oldest first
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = True
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -113,7 +113,7 @@ class Listener:
                 self._loop.call_later(PAUSE, self._resume)
                 return
             accepted.setblocking(False)
-            connection = Connection(str(address[0]))
+            connection = ClientConnection(str(address[0]))
             self._connections[connection] = None
             task = self._loop.create_task(self._admit(connection, accepted))
             self._tasks.add(task)
@@ -126,7 +126,7 @@ class Listener:
     def _count_unidentified(self) -> int:
         return sum(connection.caller is None for connection in self._connections)
 
-    def _end_one(self, may_go: Callable[[Connection], bool]) -> None:
+    def _end_one(self, may_go: Callable[[ClientConnection], bool]) -> None:
         """End the oldest connection of the caller, or of the address without a key, that has the most that may go."""
         ending = [connection for connection in self._connections if may_go(connection)]
         if ending:
@@ -137,7 +137,7 @@ class Listener:
             del self._connections[oldest]
             oldest.end()
 
-    async def _admit(self, connection: Connection, accepted: socket.socket) -> None:
+    async def _admit(self, connection: ClientConnection, accepted: socket.socket) -> None:
         config = self._server.config
 
         def protocol() -> HttpConnection:
@@ -231,7 +231,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections."""
-        self.servers = [Listener(self, listening) for listening in sockets or ()]  # type: ignore[misc]
+        self.servers = [HttpListener(self, listening) for listening in sockets or ()]  # type: ignore[misc]
         self.started = True
 
 

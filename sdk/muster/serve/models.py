@@ -50,7 +50,7 @@ class WorkerFacts(BaseModel):
     log: str = Field(description="The file, on the service's machine, that takes what it prints.")
 
 
-class Refusal(BaseModel):
+class ErrorBody(BaseModel):
     """The reason why something was not done."""
 
     message: str
