@@ -16,6 +16,7 @@ import tempfile
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -396,13 +397,21 @@ def test_what_run_cluster_returns_can_be_awaited(script: Any) -> None:
     assert asyncio.run(main()) == "succeeded"
 
 
-def test_cancelling_what_awaits_a_cluster_ends_the_run(script: Any) -> None:
+async def _within_a_timeout(cluster: Cluster) -> None:
+    async with asyncio.timeout(0.2):
+        await cluster
+
+
+@pytest.mark.parametrize("limited", [lambda cluster: asyncio.wait_for(cluster, 0.2), _within_a_timeout])
+def test_cancelling_what_awaits_a_cluster_ends_the_run(script: Any, limited: Callable[[Cluster], Any]) -> None:
+    if limited is _within_a_timeout and sys.version_info < (3, 11):
+        pytest.skip("asyncio.timeout came with Python 3.11")
     path = script("import time; time.sleep(60)")
 
     async def main() -> Cluster:
-        cluster = run(path, wait=False).cluster
+        cluster: Cluster = run(path, wait=False).cluster
         with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(cluster, 0.2)
+            await limited(cluster)
         return cluster
 
     cluster = asyncio.run(main())

@@ -138,12 +138,15 @@ def test_a_run_that_was_stopped_is_told_in_a_line_and_ends_the_cell(execute: Any
 
 def test_an_interrupt_of_a_cell_that_awaits_a_run_ends_the_run(execute: Any) -> None:
     long = RUN.format(last="import time; time.sleep(60)", options="wait=False, dashboard=False")
-    notebook = execute(long, INTERRUPT.format(1) + "await shown.cluster", "shown.cluster.result", attended=True)
+    awaits = INTERRUPT.format(1) + "await shown.cluster"
+    other = INTERRUPT.format(1) + "import asyncio\nfor _ in range(600): await asyncio.sleep(0.1)"
+    notebook = execute(long, awaits, "shown.cluster.result", other, attended=True)
 
     (line,) = notebook.cells[1].outputs
     assert re.fullmatch(rf"The run was stopped \(interrupted\); .* Logs: \S+/logs\n{REST}\n", line.text)
     assert notebook.cells[1].metadata.traceback == []
     assert "The run was stopped (interrupted)" in notebook.cells[2].outputs[0].text
+    assert "asyncio.sleep" in "".join(notebook.cells[3].outputs[0].traceback), "what is no run is shown as ever"
 
 
 def test_an_interrupt_of_the_wait_for_a_run_elsewhere_says_that_it_goes_on(execute: Any) -> None:

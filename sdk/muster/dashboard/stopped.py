@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from types import TracebackType
 from typing import Any
 
 from muster.dashboard.frontend import is_attended
 from muster.errors import RunStopped
-from muster.runtime.interrupts import RunCancelled, RunInterrupted
+from muster.runtime.interrupts import RunInterrupted
 
 REST = "Cells that were to run after this one do not."
 
@@ -19,7 +20,7 @@ def show_in(shell: Any) -> None:
     the user has set one, it stays.
     """
     if not shell.custom_exceptions:
-        shell.set_custom_exc((RunStopped, RunInterrupted, RunCancelled), _tell)
+        shell.set_custom_exc((RunStopped, RunInterrupted, CancelledError), _tell)
 
 
 def _tell(
@@ -32,7 +33,11 @@ def _tell(
     """Print the line, and return an empty traceback, which the kernel's reply has, too.
 
     In a notebook that is run unattended, show an error instead, since its outputs are searched for errors afterwards.
+    The cancellation of something else than a run is shown as any error.
     """
+    if isinstance(error, CancelledError) and not hasattr(error, "_render_traceback_"):
+        shell.showtraceback((kind, error, trace), tb_offset, running_compiled_code=True)
+        return []
     where = f" Logs: {error.log}" if isinstance(error, RunStopped) and error.log else ""
     message = error.message if isinstance(error, RunStopped) else str(error)
     if not is_attended():

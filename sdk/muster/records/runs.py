@@ -12,7 +12,7 @@ from muster.records import control
 from muster.records.record import LOST_ADVICE, RunRecord
 from muster.records.result import Result
 from muster.records.sessions import WAKE, suspended, wake, words_for_suspended
-from muster.runtime.interrupts import RunCancelled, RunInterrupted
+from muster.runtime.interrupts import RunInterrupted, cancelled
 from muster.text.cleaning import clean
 from muster.text.shown import Stacks, Text
 
@@ -89,7 +89,7 @@ class Run(RunRecord):
             while self.status == "running":
                 await asyncio.sleep(POLL_SECONDS)
         except asyncio.CancelledError:
-            raise RunCancelled(self._words_for_interrupt()) from None
+            raise cancelled(self._words_for_interrupt()) from None
         return self.wait()
 
     def _block_until_end(self, timeout: float | None) -> None:

@@ -297,7 +297,7 @@ class Cluster:
                 cancelled += 1
                 self.interrupt(cancelled)
         if cancelled:
-            raise interrupts.RunCancelled(interrupts.stopped(self.log_dir()))
+            raise interrupts.cancelled(interrupts.stopped(self.log_dir()))
         return self.result
 
     def __enter__(self) -> Cluster:

@@ -19,12 +19,16 @@ class RunInterrupted(KeyboardInterrupt):
         return [f"KeyboardInterrupt: {self}"]
 
 
-class RunCancelled(asyncio.CancelledError):
-    """The cancellation of an awaited run, raised once no process of the run is left."""
+def cancelled(text: str) -> asyncio.CancelledError:
+    """Return the cancellation of an awaited run, with a text that says what has become of the run.
 
-    def _render_traceback_(self) -> list[str]:
-        """Return what IPython shows: no frames, since there is nothing to look for."""
-        return [f"CancelledError: {self}"]
+    It is of no class of its own: ``asyncio.timeout``, and ``asyncio.wait_for`` from Python 3.12 on, raise TimeoutError
+    in place of CancelledError itself, but not in place of a subclass.
+    """
+    error = asyncio.CancelledError(text)
+    # What IPython shows: no frames, since there is nothing to look for.
+    error._render_traceback_ = lambda: [f"CancelledError: {text}"]  # type: ignore[attr-defined]
+    return error
 
 
 def stopped(logs: Path | None) -> str:
