@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -28,6 +29,11 @@ def test_what_a_document_links_to_is_there(document: Path) -> None:
     assert [link for link, _ in links if not (document.parent / link).exists()] == []
     linked = [(document.parent / link if link else document, anchor) for link, anchor in links if anchor]
     assert [(page.name, anchor) for page, anchor in linked if anchor not in anchors(page)] == []
+
+
+def read(path: str) -> str:
+    """A file of the repository."""
+    return (ROOT / path).read_text(encoding="utf-8")
 
 
 @cache
@@ -89,6 +95,28 @@ def test_what_a_guide_imports_is_in_the_reference(document: Path) -> None:
     imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("muster.")]
     imported = {f"{node.module}.{alias.name}" for node in imports for alias in node.names}
     assert imported - in_reference() == set()
+
+
+def test_what_readers_look_for_is_in_a_section_of_a_page_that_the_start_page_leads_to() -> None:
+    rows = re.findall(r"^\| ([^|]+) \|.*\]\(([\w-]+\.md)#([\w-]+)\) \| (\d) \|$", read("docs/readers.md"), re.MULTILINE)
+    assert Counter(reader for reader, *_ in rows) == {
+        "data scientist": 3, "administrator": 3, "engineer with a platform": 3,
+    }  # fmt: skip
+    _, _, begin = read("docs/index.md").partition("Where to begin")
+    for _, page, section, clicks in rows:
+        assert section in anchors(ROOT / "docs" / page), f"{page}#{section}"
+        assert (f"({page}" if clicks == "2" else f"({page}#{section})") in begin.partition("::::")[0]
+
+
+def test_the_readme_takes_a_screen_and_a_half_and_its_first_lines_run(tmp_path: Path) -> None:
+    # In a browser, at GitHub's width, it was 1,591 pixels high of the 1,620 that one and a half screens have.
+    readme = read("README.md")
+    assert len(readme.splitlines()) <= 68
+    assert len(re.sub(r"\]\([^)]*\)", "]", readme).split()) <= 435
+    (tmp_path / "ten.py").write_text(blocks(ROOT / "README.md")[0])
+    done = subprocess.run([sys.executable, "ten.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert len(blocks(ROOT / "README.md")[0].splitlines()) <= 10
+    assert done.stdout.splitlines()[-1] == str([{"loss": 0.1**2}] * 2), done.stderr
 
 
 def test_the_glossary_has_at_most_fifteen_terms() -> None:
