@@ -1,9 +1,9 @@
-"""Run the benchmarks, print their figures as a table, and keep them where the table of docs/figures.md comes from.
+"""Run benchmarks, print their figures as a table, and update the tables of docs/figures.md.
 
-python -m benchmarks                       all of them, half an hour
-python -m benchmarks startup --quick       one of them, only to see that it works
-python -m benchmarks startup --beside DIR  with the figures of another checkout of Muster beside those of this one
-python -m benchmarks --keep                the last full results of each into results.json and docs/figures.md
+python -m benchmarks                       run all of them: half an hour
+python -m benchmarks startup --quick       run one of them briefly, to see that it works
+python -m benchmarks startup --beside DIR  measure another checkout of Muster, in DIR, as well
+python -m benchmarks --keep                write the last full results to results.json and docs/figures.md
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The floor of all benchmarks with Horovod: horovodrun, started by hand on hosts that are up already."""
+"""The baseline of the benchmarks with Horovod: a bare horovodrun on hosts that are already up."""
 
 from __future__ import annotations
 

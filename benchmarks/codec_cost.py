@@ -1,8 +1,9 @@
-"""Cost of a step of each communication scheme on one core, without the network: 10 million parameters of an MLP.
+"""Measure what one step of each communication scheme costs on one core, without a network.
 
-The process counts as rank 0 of 2 whose fellow sends the same as it does, so that everything is done that a real rank
-does between having its gradients and applying their mean, but for the sending. A dense step does nothing there.
-TensorFlow gets one thread, and malloc what it gets in Muster's workers.
+The gradients are those of an MLP with 10 million parameters. The process acts as rank 0 of 2, and the other rank is
+simulated: it sends what this one sends. So everything is measured that a rank does between computing its gradients and
+applying their mean, except for sending them. Plain Horovod (dense) has nothing to do there. TensorFlow has one thread,
+and malloc the settings that it has in Muster's workers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Eight workers in containers, beside eight bare ``podman run --detach`` at the same time.
+"""Measure how long it takes until eight workers in containers are ready.
 
-"Ready" is from the platform's making until every agent has said hello to a session; of a bare container, until its
-program has been started. Both are from the tiny image with this machine's ``/usr`` in it, on the tests' own Podman
-(``tests/platforms/containers_podman.py``).
+Baseline: eight bare ``podman run --detach`` at the same time. The time of Muster is from creating the platform until
+every agent has connected to the session; that of a bare container, until its program has started. Both use a tiny image
+into which this machine's ``/usr`` is mounted, on the tests' own Podman (``tests/platforms/containers_podman.py``).
 """
 
 from __future__ import annotations

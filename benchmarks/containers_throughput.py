@@ -1,7 +1,7 @@
-"""Steps per second while LeNet trains with Horovod in two containers, beside a bare horovodrun in two like them.
+"""Measure the steps per second of LeNet, trained with Horovod in two containers.
 
-Both have the same image, mounts, limits and numbers of threads, on the tests' own Podman. Of the bare ones each runs an
-sshd on port 2222, and horovodrun is started in the first.
+Baseline: a bare horovodrun in two containers with the same image, mounts, limits and numbers of threads, each with an
+sshd on port 2222; horovodrun is started in the first. Both run on the tests' own Podman.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Cost of the dashboard to a notebook's kernel, and to the training beside it.
+"""Measure what the dashboard costs a notebook's kernel, and the training beside it.
 
-In a real kernel: a tick when every worker has made a step, printed a line and used some memory since the last one, at
-8, 64 and 1,000 workers, of which one tick shows 256. CPU time is that of the whole process, so that the thread that
-sends is in it, and bytes are all that is handed to it. Then LeNet trains with Horovod on two workers, by turns with and
-without the dashboard.
+First, one update of the dashboard in a real kernel, with 8, 64 and 1,000 workers (of which it shows 256), after every
+worker has made a step, printed a line and used more memory. The CPU time is that of the whole process, including the
+thread that sends; the bytes are all that the kernel is given to send. Then the steps per second of LeNet, trained with
+Horovod on two workers, with and without the dashboard in turn.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""From the call to the end of the first training step, and from the last to the prompt, with two workers of Horovod.
+"""Measure the time from the call to the end of the first training step, and from the last step to the prompt.
 
-Floor: a bare horovodrun with the same arguments, script and numbers of threads, on two hosts whose sshd already
-listens; Muster's workers are launched within the time. Ranks by the agents (``launcher="agents"``) are compared with
-the same. Whether the interpreter's Horovod has gloo takes seconds to find out, and Muster remembers it: ``cold`` is the
-first run that Muster ever makes with an interpreter.
+Two workers train with Horovod. Baseline: a bare horovodrun with the same arguments, script and numbers of threads, on
+two hosts whose sshd already listens; Muster's time includes launching its workers. Ranks that agents start
+(``launcher="agents"``) are compared with the same baseline. To find out whether an interpreter's Horovod has gloo takes
+seconds, once, and Muster remembers it: ``cold`` is the first run of Muster with an interpreter.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A notebook's session and ``muster serve`` beside clients that only know the port, and mean no good.
+"""Measure a notebook's session, and ``muster serve``, while hostile clients attack their ports.
 
-Each attack lasts some seconds. Meanwhile it is measured what the attacked process uses, how late the output of a real
-worker comes (or the answer to a client with a key), and whether a rank that is killed is still told right. With
-``--beside CHECKOUT`` the same is done to another checkout of Muster, by turns. Only loopback is ever attacked, and only
-processes that the benchmark itself has started.
+The clients know the port, but no key. Each attack lasts some seconds. Measured are the attacked process's CPU time,
+memory and descriptors; how late a real worker's output arrives, or the answer to a client with a key; and whether the
+error still names the right rank after one is killed. With ``--beside CHECKOUT`` another checkout of Muster is attacked
+in turn. Only loopback is attacked, and only processes that the benchmark has started.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Clients that only know a port, and mean no good.
+"""Clients that know only a port, and attack it.
 
     python -m benchmarks.hostile_clients PORT ATTACK
 
-attacks a port of loopback, with the named one of ``ATTACKS``, until its standard input ends.
+runs the attack of this name in ``ATTACKS`` against a port of loopback, until standard input ends.
 """
 
 from __future__ import annotations

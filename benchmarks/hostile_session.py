@@ -1,10 +1,9 @@
-"""The notebook of the benchmark ``hostile``: a cluster whose ranks print the time until one of them is killed.
+"""The session that the benchmark ``hostile`` attacks: its ranks print the time until one of them is killed.
 
     hostile_session.py PORT SECONDS
 
 Prints one line of JSON: the seconds until the cluster was up (``up``), the delay of each line of output (``delays``),
-the error that the run ended with, and the seconds from the kill until it was told (``told``). It uses whichever Muster
-is on its path.
+the run's error, and the seconds from the kill until that error was raised (``told``). It uses the Muster on its path.
 """
 
 import json

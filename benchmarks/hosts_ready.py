@@ -1,7 +1,8 @@
-"""Eight hosts logged in to and a worker ready on each, beside eight bare ``ssh HOST true`` at the same time.
+"""Measure how long it takes to log in to eight hosts and have a worker ready on each.
 
-The hosts are network namespaces of this machine, with real sshds (``tests/platforms/hosts_network.py``); so all their
-processors are this machine's few. "Ready" is from the platform's making until every agent has said where it is.
+Baseline: eight bare ``ssh HOST true`` at the same time. The time of Muster is from creating the platform until every
+agent has reported its address. The hosts are network namespaces of this machine with real sshds
+(``tests/platforms/hosts_network.py``), so that all of them share this machine's processors.
 """
 
 from __future__ import annotations

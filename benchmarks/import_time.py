@@ -1,4 +1,4 @@
-"""``import muster``, beyond what Python itself takes to start; and whether anything heavy is loaded by it."""
+"""Measure how long ``import muster`` takes beyond the start of Python, and whether it loads a large package."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Eight workers in pods, beside eight bare pods of the same image and resources, on the tests' own Kubernetes.
+"""Measure how long it takes until eight workers in pods are ready.
 
-"Ready" is from the submission until every agent has said hello to a session; of bare pods, which only sleep, from the
-start of ``kubectl apply`` until Kubernetes says that all run. The tests' own cluster
-(``tests/platforms/kubernetes/cluster.py``) is this machine.
+Baseline: eight bare pods that sleep, with the same image and resources. The time of Muster is from the submission until
+every agent has connected to the session; that of bare pods, from the start of ``kubectl apply`` until Kubernetes
+reports all of them as running. The cluster is the tests' own, on this machine
+(``tests/platforms/kubernetes/cluster.py``).
 """
 
 from __future__ import annotations

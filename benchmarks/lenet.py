@@ -1,8 +1,8 @@
-"""The script that ``first_step`` and ``throughput`` train with, by Muster and by a bare horovodrun alike.
+"""The script that ``first_step`` and ``throughput`` train, with Muster and with a bare horovodrun.
 
-LeNet on random digits, so that nothing has to be loaded, otherwise as ``worker_scripts/mnist_horovod.py``. Rank 0
-writes JSON to a file: ``first_step`` (seconds since the epoch at the end of the first optimizer step), ``last_step``
-(the same of the last one) and ``steps_per_second``, over all epochs but the first.
+It trains LeNet on random digits, so that nothing has to be loaded, and is otherwise like
+``worker_scripts/mnist_horovod.py``. Rank 0 writes JSON to a file: ``first_step`` and ``last_step`` (when the first and
+the last optimizer step ended, in seconds since the epoch), and ``steps_per_second`` over all epochs but the first.
 """
 
 from __future__ import annotations

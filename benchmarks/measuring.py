@@ -1,4 +1,4 @@
-"""Common parts of all benchmarks: measuring by turns, medians and quartiles, and describing and keeping figures."""
+"""Functions that all benchmarks share: they measure in turns, compute medians and quartiles, and keep results."""
 
 from __future__ import annotations
 

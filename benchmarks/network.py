@@ -1,8 +1,8 @@
 """A network of hosts with slow links, made of Linux network namespaces on this machine.
 
 Every host is a namespace with one link, ``eth0``, to a switch, which is a bridge in another namespace. ``tc tbf``
-limits every link in both directions. Nothing outside of the namespaces is touched, and nothing outside can be reached
-from them. Needs root, ``ip`` and ``tc`` (iproute2).
+limits each link in both directions. Nothing outside the namespaces is changed, and nothing outside can be reached from
+them. Needs root, and ``ip`` and ``tc`` of iproute2.
 """
 
 from __future__ import annotations

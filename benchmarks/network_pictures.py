@@ -1,7 +1,7 @@
-"""Pictures of the network benchmarks' results, from results.json: python -m benchmarks --keep
+"""Draw pictures of the network benchmarks from results.json: python -m benchmarks --keep
 
-PNG, in docs/pictures/: how long a step takes with each communication scheme on each link, beside the accuracy it
-reaches; and examples per second with ring allreduce and with parameter servers, over the number of workers.
+Writes PNG files to docs/pictures/: how long a step takes with each communication scheme on each link, with the accuracy
+that it reaches; and examples per second with ring allreduce and with parameter servers, by number of workers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Ranks of ``network_schemes``: communication schemes by turns, timed, or trained to the end.
+"""The ranks of ``network_schemes``: they time each communication scheme in turn, or train with it to the end.
 
     python network_ranks.py time FILE LAYERS TURNS STEPS SCHEME ...
     python network_ranks.py learn FILE SEEDS EPOCHS SCHEME ...
 
-Rank 0 writes JSON to the file: for each scheme a list, with an entry for each turn or seed.
+Rank 0 writes JSON to FILE: for each scheme a list with an entry for each turn or seed.
 """
 
 from __future__ import annotations

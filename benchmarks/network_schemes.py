@@ -1,8 +1,8 @@
-"""Cost and gain of communication schemes between two hosts, on links of 100 Mbit/s, 1 Gbit/s and without a limit.
+"""Measure communication schemes between two hosts, on links of 100 Mbit/s, 1 Gbit/s and without a limit.
 
-Every rank is a host of its own (``network.py``). Step times are of a model by far most of whose time goes into sending
-when the link is slow; accuracies are of a small network that learns handwritten digits, over three seeds, each of which
-is tested on another third of them. The floor of both is dense, which is plain Horovod, by turns in the same run.
+Every rank has a host of its own (``network.py``). Step times are measured with a model that mostly sends when the link
+is slow. Accuracies are those of a small network that learns handwritten digits with three seeds, each tested on a
+different third of the digits. Baseline of both: dense, which is plain Horovod, in turn within the same run.
 """
 
 from __future__ import annotations

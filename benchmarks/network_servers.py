@@ -1,8 +1,8 @@
-"""Ring allreduce beside one and two parameter servers, on links of 100 Mbit/s: examples per second of 1 to 4 workers.
+"""Measure examples per second with ring allreduce and with one or two parameter servers, for 1 to 4 workers.
 
-Every worker and every server is a host of its own (``network.py``). Ranks average their gradients in every step, with
-Horovod; workers with parameter servers train asynchronously, which is the faster of their two ways. Both train the same
-model, by far most of whose time goes into sending. The floor is one worker alone, times their number.
+Every worker and server has a host of its own (``network.py``), with a link of 100 Mbit/s. With Horovod ranks average
+their gradients in every step; workers with parameter servers train asynchronously, the faster of their two ways. Both
+train the same model, which mostly sends. Baseline: one worker alone, times the number of workers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Tasks of ``network_servers``: asynchronous training with parameter servers, in TensorFlow 1's style.
+"""The tasks of ``network_servers``: asynchronous training with parameter servers, in TensorFlow 1's style.
 
     python network_tasks.py CLUSTER JOB INDEX FILE LAYERS STEPS
 
-The model is that of ``network_ranks``, less the biases. Each worker pulls the parameters, computes, and pushes its
-gradients, without waiting for the others; it measures only while all of them train. It writes the seconds of each of
-its steps to FILE-INDEX.json.
+The model is that of ``network_ranks`` without biases. Each worker pulls the parameters, computes, and pushes its
+gradients without waiting for the others. It measures only while all of them train, and writes the seconds of each step
+to FILE-INDEX.json.
 """
 
 from __future__ import annotations

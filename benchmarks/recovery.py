@@ -1,9 +1,9 @@
-"""Seconds from the kill of a rank to the next step, with Muster, Horovod's elastic mode and torchrun.
+"""Measure the seconds from the kill of a rank to the next step: Muster, Horovod's elastic mode, and torchrun.
 
-Two ranks average a thousand numbers a step. Before a step one kills itself, once. Horovod's elastic mode keeps the
-other rank and its state; it never uses a host again on which a rank has failed, so a third is there for the new rank.
-Muster and torchrun start both ranks again, from a checkpoint. PyTorch is taken from this interpreter, from that of
-MUSTER_TORCH (a path); where there is none, Muster and Horovod alone are measured. Debian's python3-torch will do.
+Two ranks average a thousand numbers in each step, and one kills itself once, before a step. Muster and torchrun start
+both ranks again, from a checkpoint. Horovod's elastic mode keeps the other rank and its state; it never reuses a host
+on which a rank has failed, so that a third host stands by for the new rank. PyTorch is that of this interpreter, or of
+the interpreter that MUSTER_TORCH names, such as one with Debian's python3-torch. Without it, torchrun is left out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The script of ``recovery`` for Horovod: rank 1 of the first attempt is killed; every step is noted with its time.
+"""The script that ``recovery`` trains with Horovod: it kills rank 1 once, and records the time of each step.
 
 recovery_horovod.py FOLDER              goes on from a checkpoint in FOLDER when it is started again
-recovery_horovod.py FOLDER --elastic    Horovod's own elastic mode, which keeps the state in memory
+recovery_horovod.py FOLDER --elastic    uses Horovod's elastic mode, which keeps the state in memory
 """
 
 from __future__ import annotations

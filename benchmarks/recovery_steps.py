@@ -1,4 +1,4 @@
-"""Common parts of the scripts that ``recovery`` trains with; standard library only, so that any interpreter runs it."""
+"""Functions that the scripts of ``recovery`` share. Standard library only, so that any interpreter runs it."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The script of ``recovery`` for PyTorch: like ``recovery_horovod.py``, over gloo and from a checkpoint.
+"""The script that ``recovery`` trains with PyTorch: like ``recovery_horovod.py``, over gloo, from a checkpoint.
 
 recovery_torch.py FOLDER
 """

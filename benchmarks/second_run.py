@@ -1,9 +1,8 @@
-"""From the call to the end of the first training step of a notebook's second run, with Horovod on two workers.
+"""Measure the time to the end of the first training step of a notebook's second run, with Horovod on two workers.
 
-Floor: a bare horovodrun with the same arguments, script and numbers of threads, on two hosts whose sshd already
-listens. The second run is on a pool whose template has done its imports, as it has by the time that somebody has looked
-at what the first one said. No run can be quicker than a process that has imported everything and trains alone: that is
-measured as well.
+The second run uses a pool whose template has made its imports already, as it has when somebody has looked at the first
+result. Baseline: a bare horovodrun with the same arguments, script and numbers of threads, on two hosts whose sshd
+already listens. Also measured is the limit: a process alone that has imported everything, and trains.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Eight workers launched through ``muster serve``, as the workbench's REST interface has it, until all are ready.
+"""Measure how long it takes until eight workers launched through ``muster serve`` are ready.
 
-Beside it the same eight workers launched directly on this machine. Through the service each of them is an IPython
-process, as on the workbench, which then starts an agent that it was sent. The service is up before the clock starts.
+Baseline: the same eight workers, launched directly on this machine. Through the service's REST interface each of them
+is an IPython process, as on the workbench, which starts an agent that it was sent. The service runs beforehand.
 """
 
 from __future__ import annotations

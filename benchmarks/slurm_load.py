@@ -1,8 +1,8 @@
-"""Load that a session puts on Slurm in a second while a run lives: with 10 workers, 100 and 1,000.
+"""Measure the load that a session puts on Slurm while a run lives, with 10, 100 and 1,000 workers.
 
-With 10 all is real: tasks on the tests' Slurm of two nodes. With more the agents are simulated
-(``thousand_agents.py``), and commands that only answer stand in for Slurm's; the session is Muster's own, with a
-cluster's journal. Every command that is run counts, from when all workers are connected on.
+With 10 workers everything is real: tasks on the tests' Slurm of two nodes. With more, the agents are simulated
+(``thousand_agents.py``), and stand-ins that only answer take the place of Slurm's commands; the session is a real one,
+with a cluster's journal. Each command that is run is counted, from the moment when all workers are connected.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Workers ready in a job of Slurm's, beside an ``srun`` of as many ``true``, on a real Slurm of two nodes.
+"""Measure how long it takes until workers in a Slurm job are ready, on a real Slurm of two nodes.
 
-Slurm and its nodes are namespaces of this machine (``tests/platforms/slurm_engine.py``); so all their processors are
-this machine's few. "Ready" is from the submission until every agent has said where it is. The floor is a job, too,
-whose script is one ``srun``: from its submission until that has ended.
+Baseline: a job whose script is one ``srun`` of as many ``true``, from its submission to the end of srun. The time of
+Muster is from the submission until every agent has reported its address. Slurm and its nodes are namespaces of this
+machine (``tests/platforms/slurm_engine.py``), so that all of them share this machine's processors.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Eight workers of this machine, ready for a launcher: addresses known, and an sshd listening on each.
+"""Measure how long it takes until eight workers of this machine are ready for a launcher.
 
-Also whole runs of two workers that have nothing to do, from the call to its return: the first of a session, and those
-that follow. With ``--beside CHECKOUT`` these alone are measured, and those of another checkout of Muster by turns.
-
-Floor: eight bare Python processes that connect back and say so. Beside it, eight Dask workers and eight IPython
-engines, until each is known to its session. Libraries are imported before the clock starts; the interpreter is a new
-one each time.
+A worker is ready when its address is known and an sshd listens on it. Baseline: eight bare Python processes that
+connect to the session and report. Beside it: eight Dask workers and eight IPython engines, until their session knows
+all of them. Libraries are imported before the clock starts, and each turn has a new interpreter. Also measured are
+whole runs of two workers that have nothing to do, from the call to its return: the first run of a session, and the
+following ones. With ``--beside CHECKOUT`` only these are measured, in turn with those of another checkout of Muster.
 """
 
 from __future__ import annotations

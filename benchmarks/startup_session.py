@@ -1,9 +1,9 @@
-"""The session of the benchmark ``startup``: runs of two workers that have nothing to do, one after the other.
+"""The session of the benchmark ``startup``: it makes runs of two workers that have nothing to do, one by one.
 
     startup_session.py RUNS
 
 Prints a line of JSON: for each run its seconds, and the CPU seconds of the session and of all processes that it has
-started. It uses whichever Muster is on its path.
+started. It uses the Muster on its path.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
-"""A project of 50 MB on four hosts: sent for the first time, and again with nothing changed.
+"""Measure how long it takes to send a project of 50 MB to four hosts: the first time, and again unchanged.
 
-Floor: ``rsync -a`` over ssh to an sshd of this machine, four of them at once; its second call for what is there
-already. Muster's workers share no files with the session, and each has a cache of its own. What is measured of Muster
-is from when all agents are there until the first script has been started, as rsync's hosts need no agents either.
+Baseline: four ``rsync -a`` at once, over ssh to an sshd of this machine; and the same once more. Muster's workers share
+no files with the session, and each has a cache of its own. Its time is from the moment when all agents are connected,
+as rsync needs no agents, until the first script has started.
 """
 
 from __future__ import annotations

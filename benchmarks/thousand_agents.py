@@ -1,11 +1,11 @@
-"""One session with 1,000 workers, each of which reports progress every two seconds; and with 10,000.
+"""Measure one session with 1,000 workers, each of which reports progress every two seconds; and with 10,000.
 
-The workers are simulated: their agents' side of the wire, over TLS, in a few processes, on a platform that launches
-nothing else; the session is Muster's own, with a cluster's journal. Floor: a bare asyncio TLS server that takes the
-same messages, parses their JSON, and does nothing with them; it wakes up for each, where Muster's session, with so many
-connections, wakes up twenty times a second for all. Real agents also send what their processes use and print:
-measured as well, as often. Of 10,000 each reports as often as the session asks for, every twenty seconds; one of them
-fails at last, and then all are stopped.
+The workers are simulated: their agents' side of the connections, over TLS, runs in a few processes, on a platform that
+launches nothing else; the session is a real one, with a cluster's journal. Baseline: a bare asyncio TLS server that
+receives the same messages, parses their JSON and discards them. It wakes up for each message, while Muster's session,
+with so many connections, wakes up twenty times a second for all. Also measured, as often, are messages about what
+processes use and print, which real agents send. Of 10,000 workers each reports as often as the session asks for, every
+twenty seconds; in the end one of them fails, and all are stopped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Steps per second while LeNet trains with Horovod on two workers of this machine.
+"""Measure the steps per second of LeNet, trained with Horovod on two workers of this machine.
 
-Floor: a bare horovodrun with the same script. Both get the same numbers of threads (``bare_horovod.THREADS``: one for
-operations, four between them), and Muster reports every step to a session that prints them. Muster gives each worker
-a core of its own, where there are enough.
+Baseline: a bare horovodrun with the same script and the same numbers of threads (``bare_horovod.THREADS``: one for
+operations, four between them). Muster also reports every step to a session, which prints them, and gives each worker
+a core of its own where there are enough.
 """
 
 from __future__ import annotations

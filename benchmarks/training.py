@@ -1,4 +1,4 @@
-"""Training LeNet on two workers: by Muster, and by a bare horovodrun."""
+"""Functions that train LeNet on two workers, with Muster and with a bare horovodrun."""
 
 from __future__ import annotations
 

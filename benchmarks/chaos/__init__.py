@@ -1,6 +1,6 @@
-"""Test by random faults in random ranks at random times whether Muster names what failed first: ``make chaos``.
+"""Put random faults into random ranks at random times, and see whether Muster names what failed first: ``make chaos``.
 
-Ranks talk to one another over TCP, so that a fault in one breaks its neighbours' connections as well. Each fault has a
-verdict that Muster must reach. Counted is how often it does; measured, how long it takes until then, and until no
-process or file of the run is left.
+Ranks talk to one another over TCP, so that a fault in one also breaks its neighbours' connections. Each fault has a
+verdict that Muster must reach. Reported are how often it does, how long it takes, and how long until no process or file
+of the run is left.
 """

@@ -1,12 +1,12 @@
-"""Run faults and print what came of them.
+"""Put random faults into random ranks, and print a table of Muster's verdicts.
 
-python -m benchmarks.chaos                         100 faults with a new seed
-python -m benchmarks.chaos -n 1000 --seed 7        a thousand, always the same
-python -m benchmarks.chaos --seed 7 --only 23      the 23rd of them once more, here or on another machine
-python -m benchmarks.chaos --seed 7 --first 100 --results FILE      the second hundred, added to those in FILE
-python -m benchmarks.chaos --platforms hosts,isolated      into workers on hosts, and into some without our files
-python -m benchmarks.chaos --restarts              into a training that is tried again, and must learn the very same
-python -m benchmarks.chaos --collect FILE          the table of all that FILE has
+python -m benchmarks.chaos                         run 100 faults with a new seed
+python -m benchmarks.chaos -n 1000 --seed 7        run a thousand, the same each time
+python -m benchmarks.chaos --seed 7 --only 23      run only the 23rd of them, here or on another machine
+python -m benchmarks.chaos --seed 7 --first 100 --results FILE      run the second hundred; add them to those in FILE
+python -m benchmarks.chaos --platforms hosts,isolated      run them on hosts, and on workers without shared files
+python -m benchmarks.chaos --restarts              run a training with restarts, which must learn exactly the same
+python -m benchmarks.chaos --collect FILE          print the table of all faults in FILE
 """
 
 from __future__ import annotations

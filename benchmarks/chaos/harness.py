@@ -1,4 +1,4 @@
-"""Running one case: a real cluster, its faults, the verdict, and a check for anything left behind."""
+"""Run one case: start a real cluster, inject its faults, judge the error, and look for anything left behind."""
 
 from __future__ import annotations
 

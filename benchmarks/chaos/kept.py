@@ -1,4 +1,4 @@
-"""Results of cases, kept in a file with a line for each, so that many can be run in pieces."""
+"""Results of cases in a file, one per line, so that many cases can be run in pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running cases in parallel: each lane is a process that runs cases one after the other, in a network of its own."""
+"""Run cases in parallel: each lane is a process, in a network of its own, that runs one case after another."""
 
 from __future__ import annotations
 

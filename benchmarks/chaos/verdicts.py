@@ -1,4 +1,4 @@
-"""Judging whether a run has ended as its faults demand, by the data of its error, not by its words."""
+"""Judge whether a run has ended as its faults demand, by the fields of its error, not by its text."""
 
 from __future__ import annotations
 
