@@ -19,9 +19,11 @@ import time
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from muster.agent import frames, linux
@@ -36,6 +38,8 @@ from muster.security.ssh import generate_key_pair
 DOCS = Path(__file__).parents[1] / "docs"
 TIMEOUT = 15.0  # seconds that a test waits for anything
 TESTS = Path(__file__).parent
+# It is compiled for one interpreter, that of .venv.
+needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
 QUICK_KERAS = TESTS / "quick_keras"
 IMPORT_PATH = f"{TESTS.parent / 'sdk'}{os.pathsep}{QUICK_KERAS}"  # PYTHONPATH of processes that tests start
 

@@ -18,6 +18,7 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import hostile, measuring, training
 from benchmarks.measuring import Figure, Target, by_turns, spread, table
+from tests.support import needs_horovod
 
 RESULT = {
     "benchmark": "import_time",
@@ -105,6 +106,7 @@ def test_a_page_without_markers_is_left_as_it_is(tmp_path: Path, monkeypatch: py
     assert "<!-- figures -->" in capsys.readouterr().err
 
 
+@needs_horovod
 def test_the_page_and_the_kept_results_say_the_same() -> None:
     text = command.FIGURES.read_text(encoding="utf-8") if command.FIGURES.exists() else ""
     if "<!-- figures -->\n|" not in text:

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +40,11 @@ from muster.strategies.horovod import Horovod
 from muster.text.arguments import Argument, ArgumentText
 
 from tests.dashboard.recording import TRAINING
+from tests.support import needs_horovod
 
 # Before 8.2 click mixes both streams unless it is told not to, and since then it never does.
 SEPARATE: Any = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
 RUNNER = CliRunner(**SEPARATE)
-needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
 
 
 @pytest.fixture(autouse=True)

@@ -36,7 +36,7 @@ from muster.strategies.horovod import Horovod
 
 from tests.plain import Plain
 from tests.serve.service import serving
-from tests.support import environment, eventually
+from tests.support import environment, eventually, needs_horovod
 from tests.trust.hosts import USER, Host, can_have_hosts
 from tests.workbench.session import WorkbenchSession
 
@@ -260,6 +260,7 @@ class TestTheSession:
         assert (finding.level, report.is_fine) == ("error", False)
         assert "each worker asks for 10000 cores" in finding.text
 
+    @needs_horovod
     def test_slots_cores_memory_and_gpus_that_do_not_go_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(machine, "gpus", lambda: ["GPU-1", "GPU-2"])
         cores, memory = len(machine.cores()), machine.memory_bytes() / 1e9

@@ -16,6 +16,8 @@ from muster.checkup.report import Finding
 from muster.job import Job, Script
 from muster.run.cluster import Cluster
 
+from tests.support import needs_horovod
+
 FAKE = """
 import sys
 class Hvd:
@@ -60,6 +62,7 @@ def python_with(folder: Path, **modules: str) -> Path:
     return python
 
 
+@needs_horovod
 @pytest.mark.parametrize(
     ("module", "words"),
     [
@@ -90,6 +93,7 @@ def test_one_that_does_what_it_should_is_fine(folder: Path) -> None:
     )
 
 
+@needs_horovod
 @pytest.mark.parametrize(
     ("text", "is_told"),
     [
@@ -109,6 +113,7 @@ def test_a_script_that_never_joins_the_other_ranks_is_told_before_it_trains_apar
     assert [(finding.level, "train apart" in finding.text) for finding in found] == [("warning", True)] * is_told
 
 
+@needs_horovod
 def test_horovods_own_keras_integration_is_named_with_what_takes_its_place(folder: Path) -> None:
     (folder / "train.py").write_text("from horovod.tensorflow import keras as hvd\n")
     (finding,) = examined(folder).of("horovod")
@@ -140,6 +145,7 @@ def test_which_modules_are_tried() -> None:
     assert modules_of(["horovod.tensorflow.keras.callbacks"]) == ["horovod.tensorflow", "horovod.tensorflow.keras"]
 
 
+@needs_horovod
 def test_an_interpreter_that_is_gone_is_an_error(folder: Path) -> None:
     checked = Cluster(Job(make_script("train.py"), 1, python=sys.executable), strategy="horovod").check()
     checked = replace(checked, job=replace(checked.job, python=str(folder / "none")))
@@ -147,6 +153,7 @@ def test_an_interpreter_that_is_gone_is_an_error(folder: Path) -> None:
     assert (finding.level, finding.text) == ("error", f"{folder / 'none'} cannot be started: No such file or directory")
 
 
+@needs_horovod
 @pytest.mark.parametrize("program", ["print(1)", "print()", "print('[]')", "print('{')"])
 def test_an_allreduce_that_tells_nothing_is_an_error(
     folder: Path, monkeypatch: pytest.MonkeyPatch, program: str

@@ -24,6 +24,8 @@ from muster.strategies.horovod import Horovod
 from muster.strategies.processes import Processes
 from muster.testing.platform import ScriptedPlatform
 
+from tests.support import needs_horovod
+
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -77,6 +79,7 @@ def test_python_and_the_command_line_ask_for_the_same(script: str, seen: list[Ch
     )  # fmt: skip
 
 
+@needs_horovod
 def test_making_a_cluster_looks_at_nothing_and_checking_it_does(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Cluster(Job(Script("file", "absent.py"), -1), strategy="magic", platform="nowhere", session_address="?")
     assert repr(wrong) == "<Cluster: not started>"

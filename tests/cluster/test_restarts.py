@@ -36,7 +36,7 @@ from muster.run.attempts import Attempts, RestartPolicy
 from muster.run.request import RunRequest, check
 
 from tests.platforms.isolated import Isolated
-from tests.support import IMPORT_PATH, eventually
+from tests.support import IMPORT_PATH, eventually, needs_horovod
 
 STEPS = 12
 # Counts steps into a checkpoint of its own, and breaks as `faults` has it: after so many steps of an attempt.
@@ -125,6 +125,7 @@ def test_only_the_worker_that_is_lost_is_replaced(here: Path) -> None:
     assert note in replay(recorded).notes
 
 
+@needs_horovod
 def test_horovodrun_that_has_lost_a_worker_takes_no_other_along(here: Path) -> None:
     (here / "train.py").write_text(TRAINS.replace('"RANK"', '"HOROVOD_RANK"'))
     env = {"FAULT": LOST, "FAULTS": json.dumps({"1 1": 7})}
@@ -157,7 +158,7 @@ class Full(LocalPlatform):
     ("strategy", "options", "lost", "rank", "size"),
     [
         ("processes", {}, 1, "RANK", "WORLD_SIZE"),
-        ("horovod", {"launcher": "agents"}, 0, "HOROVOD_RANK", "HOROVOD_SIZE"),
+        pytest.param("horovod", {"launcher": "agents"}, 0, "HOROVOD_RANK", "HOROVOD_SIZE", marks=needs_horovod),
         ("mpi", {}, 1, "MUSTER_RANK", "MUSTER_WORLD_SIZE"),
     ],
 )

@@ -23,7 +23,7 @@ from muster.errors import JobError, RunStopped, ScriptFailed
 from muster.platforms.guard_process import GuardProcess
 from muster.worker_pool import Pool
 
-from tests.support import IMPORT_PATH, eventually, free_of, is_gone
+from tests.support import IMPORT_PATH, eventually, free_of, is_gone, needs_horovod
 
 HEAVY = """
 import os, tempfile
@@ -101,6 +101,7 @@ def test_the_second_run_has_its_packages_and_everything_else_is_its_own(pool: Po
     assert {**cold, **dict.fromkeys(of_a_run)} == {**warm, **dict.fromkeys(of_a_run)}
 
 
+@needs_horovod
 def test_ranks_that_horovodrun_asks_for_are_forks_too(pool: Pool) -> None:
     assert said_by(pool, strategy="horovod")["warm"] is False
     assert said_by(pool, strategy="horovod")["warm"] is True

@@ -28,6 +28,7 @@ from tests.agent.test_full_disk import fill
 from tests.faults.scene import SLEEP, Scene
 from tests.faults.test_sessions import CELLS, reach
 from tests.plain import Plain
+from tests.support import needs_horovod
 
 
 def test_workers_that_never_say_hello_are_named(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,6 +79,7 @@ def test_ports_that_are_all_taken_are_refused(scene: Scene) -> None:
             scene.run(SLEEP, n_workers=1, worker_ports=(port, port))
 
 
+@needs_horovod
 @pytest.mark.parametrize("missing", ["ssh", "sshd"])
 def test_horovodrun_without_openssh_says_what_to_install(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, missing: str
