@@ -38,6 +38,7 @@ from muster.runtime.background import on_background_thread
 from muster.strategies import STRATEGIES
 from muster.strategies.horovod import Horovod
 from muster.text.arguments import Argument, ArgumentText
+from muster.text.cleaning import clean
 
 from tests.dashboard.recording import TRAINING
 from tests.support import needs_horovod
@@ -583,6 +584,23 @@ class TestLogs:
         assert muster("logs", "last", "worker-0").stdout == ""
         assert muster("logs", "last", "worker-9").exit_code == 2
         assert muster("logs", "last", "worker-1", "-n", "1").stdout == "b\n"
+
+    def test_lines_that_need_no_cleaning_are_not_cleaned_one_by_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        cleaned: list[str] = []
+
+        def counted(text: str) -> str:
+            cleaned.append(text)
+            return clean(text)
+
+        monkeypatch.setattr("muster.commands.recorded.clean", counted)
+        plain = [f"{number} \u00e4 \u4e2d" for number in range(20_000)]
+        log = recorded().run_dir / "logs" / "worker-1.log"
+        log.write_text("\n".join([*plain, "\x1b[31mred\x1b[0m\t1", "half\rall", ""]) + "\n")
+
+        expected = [*plain, "red\t1", "half", "all", ""]
+        assert muster("logs", "last", "worker-1").stdout.split("\n") == [*expected, ""]
+        assert muster("logs", "last").stdout.split("\n") == [*(f"worker-1 | {line}" for line in expected), ""]
+        assert len(cleaned) < 20
 
     def test_follow_goes_on_until_the_run_has_ended(self) -> None:
         run = recorded()

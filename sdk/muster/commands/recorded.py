@@ -353,13 +353,18 @@ def write_page(file: Path, page: str) -> None:
 
 
 def _print_lines(lines: list[bytes], name: str | None) -> None:
+    begin = f"{name} | " if name else ""
     for start in range(0, len(lines), LINES_AT_ONCE):
-        texts: list[str] = []
-        for line in lines[start : start + LINES_AT_ONCE]:
-            # A progress bar overwrites its line: a terminal gets its last state, a pipe gets each state as a line.
-            shown = line.rstrip(b"\r").split(b"\r")
-            texts += [part.decode("utf-8", errors="replace") for part in (shown[-1:] if sys.stdout.isatty() else shown)]
-        click.echo("\n".join(f"{name} | {clean(text)}" if name else clean(text) for text in texts))
+        text = b"\n".join(lines[start : start + LINES_AT_ONCE]).decode("utf-8", errors="replace")
+        if not text.replace("\n", "").isprintable():  # one by one they take ten times as long
+            text = "\n".join(part for line in text.split("\n") for part in _shown(line))
+        click.echo(begin + text.replace("\n", f"\n{begin}"))
+
+
+def _shown(line: str) -> list[str]:
+    """Return a line made safe, as a terminal leaves it: a progress bar overwrites its line. For a pipe, each state."""
+    states = line.rstrip("\r").split("\r")
+    return [clean(state) for state in (states[-1:] if sys.stdout.isatty() else states)]
 
 
 class Tail:

@@ -17,7 +17,10 @@ _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 def clean(text: object) -> str:
     """Return ``text`` without terminal control sequences and characters that reorder text; newlines and tabs stay."""
-    escaped = _ESCAPES.sub("", str(text).replace("\r\n", "\n"))
+    text = str(text)
+    if text.isprintable():  # as most lines are, and that is ten times as fast
+        return text
+    escaped = _ESCAPES.sub("", text.replace("\r\n", "\n"))
     return _SURROGATES.sub("\ufffd", _UNSAFE.sub("", escaped))
 
 
