@@ -195,7 +195,7 @@ def test_what_is_saved_while_it_runs_is_a_picture_and_a_page_without_its_kernel_
     assert set(output.data) == {"text/html", "text/plain"}
     assert "was training at " in output.data["text/html"]
     assert "was training at " in output.data["text/plain"]
-    for said in (run, f"As it was on {time.strftime('%Y-')}", f"muster show {run}"):
+    for said in (run, f"As it was on {time.strftime('%Y-')}", f"muster show {run}", "wait=False"):
         assert said in output.data["text/html"]
 
     page.set_viewport_size({"width": 1280, "height": 460})  # lower than the card: the stacks are below its table

@@ -162,6 +162,18 @@ def test_the_picture_beside_a_view_that_nobody_has_asked_for_does_not_stand_stil
     assert widget.seconds_per_picture == float("inf"), "each would have the view begin anew"
 
 
+def test_the_picture_of_a_run_of_this_session_says_what_keeps_it_live_on_a_page_that_is_loaded_again(
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JPY_SESSION_NAME", "train.ipynb")
+    for is_own in (True, False):
+        widget = RunWidget(LiveState(), lambda: tmp_path, Controls(is_own=is_own))
+        assert "pip install anywidget" in widget.remedy, "nobody sees the view yet"
+        widget._answer(widget, {"ask": "snapshot"}, [])
+        assert ("wait=False" in widget.remedy) is is_own
+    assert "wait=False" not in made[0].remedy, "an editor displays the view itself"
+
+
 def test_the_widget_follows_a_log_and_no_other_file(made: Any, tmp_path: Path) -> None:
     widget, sent, _ = made
     log = tmp_path / "logs" / "worker-1.log"

@@ -38,6 +38,8 @@ BASIC = (
     "<code>MUSTER_DASHBOARD=basic</code> in the kernel's environment has a simpler view, for pages that show none here."
 )
 
+BLOCKED = "A page that is loaded again while a cell runs shows this; with <code>wait=False</code> it is live again."
+
 
 class RunWidget(anywidget.AnyWidget):
     """A widget that shows a ``LiveState``. Its owner calls ``tick`` when there may be changes.
@@ -95,8 +97,10 @@ class RunWidget(anywidget.AnyWidget):
 
     @property
     def remedy(self) -> str:
-        """HTML that says how to get the live view; empty once a page has reported that it shows the view."""
-        return "" if self._heard else NEED_WIDGETS if self.cover else BASIC
+        """HTML that says how to get the live view here, or to keep it when the page is loaded again."""
+        if not self._heard:
+            return NEED_WIDGETS if self.cover else BASIC
+        return BLOCKED if self.cover and self._controls.is_own else ""
 
     def tick(self) -> None:
         """Send the changes; without any a beat, now and then.
