@@ -44,11 +44,12 @@ HOROVODRUN_SIZE = "HOROVOD_SIZE"
 SIZES = (HOROVODRUN_SIZE, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # variables of the launchers of ranks that Horovod joins
 ALONE = (
     "has begun to train without having called hvd.init(), as did others perhaps: every rank trains a model of its own, "
-    "and none learns from the others. muster.training.horovod.init(), or hvd.init(), and a DistributedOptimizer"
+    "and none learns from the others. What joins them: muster.training.horovod.init(), or hvd.init(), and a "
+    "DistributedOptimizer"
 )
 ENDED_ALONE = (
     "has ended without having called hvd.init(), as did others perhaps: every rank did all of the work by itself. "
-    "muster.training.horovod.init(), or hvd.init(), and a DistributedOptimizer"
+    "What joins them: muster.training.horovod.init(), or hvd.init(), and a DistributedOptimizer"
 )
 
 NO_STRATEGY = (
