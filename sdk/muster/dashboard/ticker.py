@@ -10,7 +10,8 @@ from collections.abc import Callable
 from muster.runtime.background import on_background_thread
 
 SECONDS_PER_TICK = 0.25
-SHARE_OF_A_CORE = 0.1  # that ticks may take at most; slow ticks come more rarely
+SHARE_OF_A_CORE = 0.1  # that ticks may use; those that need more come more rarely
+LONGEST_PAUSE = 1.0  # a view that hears nothing for two seconds takes its session for gone
 SECONDS_TO_FINISH = 3.0  # that closing a view waits for its last picture
 SECONDS_ON_THE_BACKGROUND_THREAD = 0.5  # the same on the background thread, which all runs need
 
@@ -20,6 +21,14 @@ logger = logging.getLogger("muster")
 def seconds_to_finish() -> float:
     """Return the seconds for which this thread waits when it closes a view."""
     return SECONDS_ON_THE_BACKGROUND_THREAD if on_background_thread() else SECONDS_TO_FINISH
+
+
+def pause_after(took: float, used: float) -> float:
+    """Return the seconds to wait after a tick that took so many seconds, and used so many of a core.
+
+    On a busy machine a tick takes much longer than it uses, and the view would seem to stand still.
+    """
+    return min(max(SECONDS_PER_TICK - took, used / SHARE_OF_A_CORE), LONGEST_PAUSE)
 
 
 class Ticker:
@@ -48,11 +57,10 @@ class Ticker:
     def _run(self) -> None:
         pause = 0.0
         while not self._closing.wait(pause):
-            began = time.monotonic()
+            began, used = time.monotonic(), time.thread_time()
             if not self._call(self._tick):
                 break
-            took = time.monotonic() - began
-            pause = max(SECONDS_PER_TICK - took, took / SHARE_OF_A_CORE)
+            pause = pause_after(time.monotonic() - began, time.thread_time() - used)
         self._closing.wait()
         self._call(self._finish)
 
