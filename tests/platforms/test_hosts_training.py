@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from tests.notebooks.test_notebooks import NOTEBOOKS, Executed
 from tests.platforms.hosts_network import Network
+from tests.support import QUICK_KERAS
 
 pytestmark = pytest.mark.slow
 
@@ -21,6 +24,8 @@ THREE = ["h1:1", "h2:1", "h3:1"]
 def train(hosts: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., muster.Cluster]]:
     """Trains on the hosts; what TensorFlow's own imports leave there for the user is removed."""
     monkeypatch.chdir(tmp_path)
+    quick = shutil.copytree(QUICK_KERAS, tmp_path / QUICK_KERAS.name)  # the hosts see nothing of this project
+    monkeypatch.setenv("PYTHONPATH", f"{quick}{os.pathsep}{os.environ['PYTHONPATH']}")
 
     def run(n: int, script: Any, **options: Any) -> muster.Cluster:
         cluster: muster.Cluster = muster.run_cluster(
