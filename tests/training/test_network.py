@@ -11,6 +11,8 @@ from benchmarks.measuring import Unavailable
 
 pytest.importorskip("horovod")
 from benchmarks.network import PREFIX, Network, network  # noqa: E402  which imports Horovod
+from tests.support import IMPORT_PATH  # noqa: E402
+from tests.training.processes import REPOSITORY  # noqa: E402
 
 network_schemes = pytest.importorskip("benchmarks.network_schemes")
 
@@ -35,7 +37,9 @@ def hosts() -> Iterator[Network]:
 def test_bytes_sent_are_those_of_the_formula_and_of_the_interface_and_fewer_are_faster(hosts: Network) -> None:
     hosts.limit("100mbit")
     names = ("dense", "top-K 1 %", "1-bit")
-    taken = network_schemes.on_ranks(hosts, "time", LAYERS, 2, 4, *names, variables=network_schemes.RARE_CONTROL)
+    path = os.pathsep.join([IMPORT_PATH, str(REPOSITORY)])
+    variables = {**network_schemes.RARE_CONTROL, "PYTHONPATH": path}
+    taken = network_schemes.on_ranks(hosts, "time", LAYERS, 2, 2, *names, variables=variables)
     dense, top_k, one_bit = ([turn["bytes"] for turn in taken[name]] for name in names)
 
     flag = 4  # whether all gradients are finite goes with the biases
