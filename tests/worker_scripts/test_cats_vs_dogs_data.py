@@ -2,6 +2,7 @@
 
 import builtins
 import importlib
+import os
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.support import IMPORT_PATH
 from tests.training.processes import REPOSITORY, alone, environment, start
 
 pytestmark = pytest.mark.slow
@@ -170,7 +172,8 @@ def test_nothing_is_downloaded_unless_asked(data: ModuleType, monkeypatch: pytes
 def test_the_command_says_which_pictures_there_are_and_what_a_download_lacks(data: ModuleType, tmp_path: Path) -> None:
     # A folder that comes first and has a broken package, so that it makes no difference whether there is a real one.
     (tmp_path / "tensorflow_datasets.py").write_text("raise ImportError('broken')")
-    with start([sys.executable, str(SCRIPT), "--download"], environment(PYTHONPATH=str(tmp_path))) as download:
+    path = f"{tmp_path}{os.pathsep}{IMPORT_PATH}"
+    with start([sys.executable, str(SCRIPT), "--download"], environment(PYTHONPATH=path)) as download:
         assert alone(SCRIPT, "--drawn").startswith("drawn cats and dogs (synthetic, not photographs)")
         output, _ = download.communicate()
     assert download.returncode == 1
