@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,8 @@ class TestContract:
     def test_where_nothing_is_shared_processes_name_places_and_no_folder_of_the_session(
         self, strategy: Strategy
     ) -> None:
+        if isinstance(strategy, Horovod) and strategy.launcher != "agents" and find_spec("horovod") is None:
+            pytest.skip("Horovod is not installed: there its agents start the ranks where no files are shared")
         job = replace(JOBS[strategy.name], cwd="/home/project", python="/other/python")
         assert job.script is not None
         if job.script.kind == "file":
