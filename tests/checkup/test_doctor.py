@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import py_compile
 import re
 import socket
@@ -512,7 +513,7 @@ class TestTheCall:
         report = muster.doctor(2, cpu=0.5, slots=2, dashboard=False, launch=False, **wanted)
         assert report.is_fine, str(report)
         assert [finding.text for finding in report.of("script")] == [f"{sys.executable} compiles {folder}/train.py"]
-        assert muster.doctor(1, strategy="processes", worker_script=print, launch=False).is_fine
+        assert muster.doctor(1, strategy="processes", worker_script=os.getpid, launch=False).is_fine
 
     def test_what_is_no_job_is_a_finding_and_what_is_no_call_an_error(self) -> None:
         (finding,) = muster.doctor(0, strategy="processes", worker_script="train.py").findings
