@@ -12,7 +12,7 @@ from typing import Any
 
 import muster
 import pytest
-from muster.platforms.containers.images import own_folders
+from muster.platforms.containers.images import own_folders, python_path
 from muster.platforms.kubernetes import platform as kubernetes
 
 from tests.platforms.kubernetes.cluster import IMAGE, Cluster, own_cluster, until
@@ -99,11 +99,11 @@ def this_machine() -> dict[str, Any]:
     """
     folders = {f"machine-{number}": path for number, path in enumerate(own_folders())}
     mounts = [{"name": name, "mountPath": path, "readOnly": True} for name, path in folders.items()]
-    return {
-        "spec": {
-            "volumes": [{"name": name, "hostPath": {"path": path}} for name, path in folders.items()],
-            "containers": [
-                {"name": "worker", "volumeMounts": mounts, "securityContext": {"readOnlyRootFilesystem": True}}
-            ],
-        }
+    worker = {
+        "name": "worker",
+        "volumeMounts": mounts,
+        "securityContext": {"readOnlyRootFilesystem": True},
+        "env": [{"name": "PYTHONPATH", "value": os.pathsep.join(python_path())}],
     }
+    volumes = [{"name": name, "hostPath": {"path": path}} for name, path in folders.items()]
+    return {"spec": {"volumes": volumes, "containers": [worker]}}
