@@ -81,6 +81,8 @@ class Ranks:
                 HOROVOD_CONTROLLER="gloo",
                 HOROVOD_CPU_OPERATIONS="gloo",
                 HOROVOD_GLOO_IFACE="lo",
+                HOROVOD_CYCLE_TIME="5",  # milliseconds, in place of 1, in which they ask each other what to send
+                TF_NUM_INTRAOP_THREADS="1",  # they share the cores
             )
             ranks.init()
             work()

@@ -19,8 +19,8 @@ from sklearn.datasets import load_digits
 
 from tests.training.forked_ranks import Ranks
 
-FOLDS, EPOCHS, BATCH = 3, 12, 32
-RATE, MOMENTUM = 0.03, 0.9
+FOLDS, EPOCHS, BATCH = 3, 5, 32
+RATE, MOMENTUM = 0.06, 0.9
 WIDTHS = (64, 128, 128, 10)
 SCHEMES: dict[str, Callable[[], Scheme]] = {
     "dense": Dense,

@@ -349,7 +349,6 @@ CHECKS_OF_TWO = [not_finite, sparse_gradients, resumed, many_steps, fit]
 
 def run_checks(folder: Path) -> None:
     tf.get_logger().setLevel("ERROR")  # it wonders at so many functions traced in a row
-    tf.config.threading.set_intra_op_parallelism_threads(1)
     checks = [*CHECKS, *CHECKS_OF_TWO] if horovod.size() == 2 else CHECKS
     results = {check.__name__: check() for check in checks}
     (folder / f"rank-{horovod.rank()}-of-{horovod.size()}.pickle").write_bytes(pickle.dumps(results))
