@@ -21,6 +21,7 @@ PYTHON = re.compile(rf"(?<![\w-])({'|'.join(sorted(ARGUMENTS))})=")
 SAID = ("advice", "message", "text", "words")  # keyword arguments, and names, of what is said
 ONLY_IN_PYTHON = {
     "api.py": "the call from Python itself",
+    "dashboard/widget.py": "the view of a notebook, which calls from Python",
     "worker_pool.py": "pools, which there are in Python alone",
     "run/misnamed.py": "arguments of a call from Python",
     "run/cluster.py": "Cluster(), which there is in Python alone",
