@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
+import pytest
 from muster.agent.logfile import RankLog
 
 
@@ -52,6 +54,23 @@ def test_a_remark_is_a_line_of_its_own_where_a_process_has_printed_half_a_line(t
     shown = log.read()
     log.close()
     assert shown == "half a line\n[muster] first\n[muster] second\n"
+
+
+def test_a_remark_on_a_disk_that_fails_is_shown_and_nothing_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    log = RankLog(str(tmp_path / "log"), cap=1000)
+    os.write(log.descriptor, b"half a line")
+    with monkeypatch.context() as broken:
+        for name in ("pread", "write", "fstat"):
+            broken.setattr(os, name, fail)
+        log.write("first")
+    shown = log.read() + log.read()
+    log.close()
+    assert "[muster] first\n" in shown
 
 
 def test_a_remark_that_is_shown_alone_breaks_the_line_that_is_shown(tmp_path: Path) -> None:

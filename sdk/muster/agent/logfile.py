@@ -184,8 +184,11 @@ class LogFile:
 
     def _ends_within_line(self) -> bool:
         """Return whether what was appended last, by the agent or by a process, is no whole line."""
-        size = self.size()
-        return bool(size) and (self._torn[-1:] or os.pread(self._reader.fileno(), 1, size - 1)) != b"\n"
+        try:
+            size = self.size()
+            return bool(size) and (self._torn[-1:] or os.pread(self._reader.fileno(), 1, size - 1)) != b"\n"
+        except OSError:  # of a disk that fails, or a file that is gone from a shared one
+            return False
 
     def _remark(self, line: str) -> None:
         if len(self._remarks) < MOST_REMARKS:
