@@ -135,6 +135,23 @@ CASES = {
     "a rank that its launcher dropped, where there is nothing else": (
         hung_up(1, 10.1), [LAUNCHER, stopped(1, 10.3), hung_up(0, 10.2)],
     ),
+    "a launcher that lets its ranks go, which then abort as they lose each other": (
+        hung_up(1, 10.0), [hung_up(0, 10.01), stopped(1, 10.2), killed(0, 10.008, signal.SIGABRT), LAUNCHER],
+    ),
+    "a launcher that lets its ranks go, whose collectives then fail": (
+        hung_up(1, 10.0), [hung_up(0, 10.01), stopped(1, 10.2), raised(0, 10.005, *SHUT_DOWN), LAUNCHER],
+    ),
+    "a rank that crashed, over a launcher that lets all go when it hears of that": (
+        killed(0, 10.0, signal.SIGSEGV), [hung_up(1, 10.01), stopped(1, 10.2), LAUNCHER],
+    ),
+    "a crash that was noticed late on another machine, over what its peers' ends had led to": (
+        replace(killed(0, 10.1, signal.SIGSEGV), uncertainty=0.09),
+        [replace(killed(1, 10.02, signal.SIGABRT), uncertainty=0.09), hung_up(2, 10.06), stopped(2, 10.3), LAUNCHER],
+    ),
+    "a crash that was noticed late here, over what its peers' ends had led to": (
+        replace(killed(0, 10.1, signal.SIGSEGV), uncertainty=0.09, place=0),
+        [replace(killed(1, 10.02, signal.SIGABRT), place=1), hung_up(2, 10.06), stopped(2, 10.3), LAUNCHER],
+    ),
     "a rank that aborted, over a launcher that lets all go": (exited(1, 10.5, 3), [LAUNCHER, hung_up(1, 10.1)]),
     "the launcher, where there is nothing else": (LAUNCHER, []),
 }  # fmt: skip

@@ -285,10 +285,11 @@ def test_the_platform_says_what_ended_a_worker(told: Told, cause: EndCause | Non
     ],
     ids=["another machine's clock", "the same clock"],
 )
+@pytest.mark.parametrize("message", [wire.Exited(7, 0, 3, monotonic=900.0), wire.HungUp(0, 900.0)], ids=["end", "drop"])
 def test_the_time_of_an_end_is_told_by_the_clock_of_the_session(
-    told: Told, offset: ClockOffset, time: float, uncertainty: float
+    told: Told, offset: ClockOffset, time: float, uncertainty: float, message: Any
 ) -> None:
-    told.hear(*RUNS, offset, wire.Exited(7, 0, 3, monotonic=900.0))
+    told.hear(*RUNS, offset, message)
     (failed,) = told.state.failures
     assert (failed.time, failed.uncertainty) == (time, uncertainty)
 

@@ -9,6 +9,7 @@ import contextlib
 import os
 import socket
 import struct
+import time
 
 from . import frames, wire
 from .fields import whole
@@ -142,7 +143,7 @@ class Request:
         """
         self.close()
         if self._child is not None:
-            self._agent.send_to_session(wire.HungUp(self._child.rank))
+            self._agent.send_to_session(wire.HungUp(self._child.rank, time.monotonic()))
             self._loop.call_later(HANG_UP_DELAY, self._cancel)
 
     def _obey(self, message: "dict[str, Any]") -> None:

@@ -92,11 +92,12 @@ class Exited(NamedTuple):
     late: "float | None" = None
 
 
-@message("hung_up", FROM_AGENT, rank=rank)
+@message("hung_up", FROM_AGENT, rank=rank, monotonic=optional(clock))
 class HungUp(NamedTuple):
     """The program that the launcher had started for this rank is gone, and the rank will be ended."""
 
     rank: "int | None" = None
+    monotonic: "float | None" = None
 
 
 @message("broken", FROM_AGENT, code=whole(0, 255))

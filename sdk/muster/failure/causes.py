@@ -364,23 +364,39 @@ def _in_order(failures: Iterable[Failure]) -> list[Failure]:
 def _timelines(failures: Iterable[Failure]) -> list[Failure]:
     """Return one failure per process: its exception with its end, or else its end; for a lost worker only the loss.
 
-    Signals to end that came after the launcher had failed count as the launcher's, as do connections that broke after
-    it had dropped ranks, whose agents then end them: they are not failures of the process. The same holds for signals
-    to end processes on a lost worker: whoever ends a worker sends them to its agent and its processes alike, and the
-    end of the processes becomes known first.
+    Signals to end that came after the launcher had failed count as the launcher's, as do crashes, connections that
+    broke and collectives that failed after it had dropped ranks, whose agents then end them: they are not failures of
+    the process. The same holds for signals to end processes on a lost worker: whoever ends a worker sends them to its
+    agent and its processes alike, and the end of the processes becomes known first.
     """
     ordered = sorted(failures, key=_order)
     lost = {failure.worker for failure in ordered if failure.kind in OF_WORKER}
     known = [_with_its_worker(failure, lost) for failure in ordered]
-    launcher_failed_at = min((failure.time for failure in known if failure.kind in OF_LAUNCHER), default=float("inf"))
+    of_launcher = [failure.time + failure.uncertainty for failure in known if failure.kind in OF_LAUNCHER]
+    launcher_failed_at = min(of_launcher, default=float("inf"))
     by_process: dict[tuple[object, ...], list[Failure]] = {}
     for failure in known:
-        was_sent = failure.kind is FailureKind.SIGNAL and failure.signal in SENT
-        if launcher_failed_at < failure.time and (was_sent or failure.bearing is Bearing.BROKEN):
+        if _may_follow_launcher(failure) and launcher_failed_at < _earliest(failure):
             failure = replace(failure, kind=FailureKind.STOPPED)
         rank = None if failure.worker in lost else failure.rank
         by_process.setdefault((failure.worker, rank, failure.kind is FailureKind.DAEMON), []).append(failure)
     return [_timeline(of_one) for of_one in by_process.values()]
+
+
+def _may_follow_launcher(failure: Failure) -> bool:
+    """Return whether a failure that came after the launcher's is a consequence of that.
+
+    Of a crash the launcher learns from the agent that has noticed it, so what the launcher did before is no result of
+    it. An exit status may be that of ``MPI_Abort``, which tells the launcher first.
+    """
+    was_sent = failure.kind is FailureKind.SIGNAL and failure.signal in SENT
+    return was_sent or failure.bearing in (Bearing.CRASHED, Bearing.BROKEN, Bearing.COLLECTIVE)
+
+
+def _earliest(failure: Failure) -> float:
+    """Return the earliest time at which it may have happened, as far as clocks tell; the kernel's order is certain."""
+    is_certain = failure.place is not None or failure.bearing is not Bearing.CRASHED
+    return failure.time if is_certain else failure.time - failure.uncertainty
 
 
 def _with_its_worker(failure: Failure, lost: Set[str | None]) -> Failure:

@@ -446,7 +446,8 @@ class RunState:
 
     def _on_hung_up(self, worker: str, hung_up: wire.HungUp) -> None:
         if self._bounds.allow_failure(worker):
-            self.fail(Failure(FailureKind.HUNG_UP, clock.now(), worker, hung_up.rank))
+            when, error = self._happened(worker, hung_up.monotonic)
+            self.fail(Failure(FailureKind.HUNG_UP, when, worker, hung_up.rank, uncertainty=error))
 
     def _on_broken(self, worker: str, broken: wire.Broken) -> None:
         code = broken.code
