@@ -105,14 +105,12 @@ class Stage:
         return len(list(self.folder.glob("ready-*[0-9]"))) == self.case.shape.ready
 
     def strike(self, fault: Fault) -> None:
-        """Cause a fault from outside, once its moment has come."""
-        if fault.moment:
-            moment = f"started {fault.victim}" if fault.moment == "started" else fault.moment
-            wait(lambda: self.is_over or self._moments[moment].is_set(), UP_SECONDS)
-        else:
-            wait(lambda: self.is_over or self.are_ready(), UP_SECONDS)
+        """Cause a fault from outside, once its moment has come: at another one it would be another fault."""
+        moment = self._moments[f"started {fault.victim}" if fault.moment == "started" else fault.moment]
+        is_time = moment.is_set if fault.moment else self.are_ready
+        has_come = wait(lambda: self.is_over or is_time(), UP_SECONDS + END_SECONDS)
         time.sleep(fault.delay)
-        if self.is_over:
+        if self.is_over or not has_come:
             return
         try:
             self._strike(fault)

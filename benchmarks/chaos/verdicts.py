@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping
 from typing import Any
 
 from muster.errors import MusterError
+from muster.failure.causes import CRASHES
 
 from benchmarks.chaos.faults import NOTHING, Case, Fault
 
@@ -17,14 +17,15 @@ def is_right(case: Case, error: MusterError | None) -> bool:
     """Return whether the run has ended as one of its faults demands.
 
     An error's class and the data of its failure must be those of the fault's verdict, and every process that it names
-    must be at fault: a tie with a process that had no fault is wrong. The exception is a tie of ranks that all aborted
-    where one had to, and the others do so when they lose a peer: nothing tells them apart.
+    must be at fault: a tie with a process that had no fault is wrong. The exception is a tie of one that crashed, or
+    exited without a word, with peers that abort when they lose it: connections are closed before a process counts as
+    ended, so that on a busy machine peers may end before it, and nothing tells who was first.
     """
     if error is None:
         return any(not fault.verdict.error or NOTHING in fault.verdict.error.split(" or ") for fault in case.faults)
     guilty = [fault for fault in case.faults if fault.verdict.error]
     named = names(error)
-    if case.reaction == "abort" and any(fault.verdict.facts.get("signal") == signal.SIGABRT for fault in guilty):
+    if case.reaction == "abort" and any(map(_is_overtaken, guilty)):
         named = [one for one in named if any(_is_at_fault(one, fault, case) for fault in guilty)]
     return any(_fits(fault, case, error, named) for fault in guilty) and all(
         any(_is_at_fault(one, fault, case) for fault in guilty) for one in named
@@ -45,6 +46,15 @@ def _fits(fault: Fault, case: Case, error: MusterError, named: list[Named]) -> b
     is_kind = type(error).__name__ in verdict.error.split(" or ") and _has(error.failure, verdict.facts)
     is_pair = _victim(fault)[0] == "link"
     return is_kind and bool(named) and _is_at_fault(named[0], fault, case) and (not is_pair or len({*named}) == 2)
+
+
+def _is_overtaken(fault: Fault) -> bool:
+    """Return whether peers that abort when they lose the fault's victim may seem to have ended before it.
+
+    Not so if it was killed or raised an exception: that is no consequence of an end, whenever that was.
+    """
+    facts = fault.verdict.facts
+    return facts.get("signal") in CRASHES or facts.get("kind") == "exit"
 
 
 def _has(failure: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:

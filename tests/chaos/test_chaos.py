@@ -69,6 +69,19 @@ def test_a_fault_in_a_real_run_is_told_and_measured(fault: Fault, tmp_path: Path
     assert told["kinds"][-1]["told"]["median"] == pytest.approx(found.told_after, abs=0.001)
 
 
+@pytest.mark.parametrize("moment", ["ending", ""])
+def test_a_fault_whose_moment_never_comes_is_not_put_at_another(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("UP_SECONDS", "END_SECONDS"):
+        monkeypatch.setattr(harness, name, 0.01)
+    struck: list[Fault] = []
+    stage = harness.Stage(case(KILLED), platforms.platform_named("local"), tmp_path, tmp_path)
+    monkeypatch.setattr(stage, "_strike", struck.append)
+    stage.strike(replace(KILLED, moment=moment))
+    assert not struck
+
+
 def test_a_rank_that_leaves_when_it_has_lost_one_that_has_left_alike_is_no_tie(tmp_path: Path) -> None:
     left = Fault("exit-from-c 1", "rank 0", Verdict("ScriptFailed", "rank 0", {"kind": "exit", "exit_code": 1}), 7)
     found = harness.run(replace(case(left), reaction="exit"), tmp_path / "kept")

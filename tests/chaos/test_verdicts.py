@@ -101,6 +101,22 @@ def test_where_peers_abort_as_the_one_that_they_lost_did_a_tie_must_have_it_amon
     assert not judged_beside("abort", told(other, third))
 
 
+def test_where_peers_abort_as_they_have_lost_one_that_crashed_a_tie_must_name_that_one_first() -> None:
+    crashed = Failure(FailureKind.SIGNAL, 1.0, "worker-0", 0, signal=4)
+    aborted = replace(crashed, rank=1, signal=6)
+    fault = Fault("send 4", "rank 0", Verdict("WorkerKilled", "rank 0", {"kind": "signal", "signal": 4}))
+    killed = replace(fault, verdict=Verdict("WorkerKilled", "rank 0", {"kind": "signal", "signal": 9}))
+
+    def judged_as(fault: Fault, error: MusterError) -> bool:
+        return is_right(Case(0, "signal", Shape("openmpi", 2, 2), "ring", "abort", (fault,)), error)
+
+    assert judged_as(fault, told(crashed, aborted))
+    assert not judged_as(fault, told(aborted, crashed))
+    assert not judged_as(killed, told(replace(crashed, signal=9), aborted)), "a kill is no crash"
+    assert judged_as(EXITED, told(EXIT_0, aborted))
+    assert not judged_as(EXITED, told(aborted, EXIT_0))
+
+
 def test_of_two_faults_one_is_right_and_a_third_is_not() -> None:
     assert judged(told(KILL_0), KILLED, RAISED)
     assert judged(told(EXCEPTION_3), KILLED, RAISED)
