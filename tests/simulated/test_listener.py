@@ -129,6 +129,28 @@ def test_all_that_are_safe_are_kept_and_others_wait(listening: Listening, monkey
     listening.play(test)
 
 
+def test_as_many_are_held_as_agents_are_expected_and_a_few_more(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SAFE_SECONDS", "HELLO_SECONDS"):  # none has to make room, and none is late
+        monkeypatch.setattr(listener, name, 600.0)
+    monkeypatch.setattr(listener, "FULL_SECONDS", 0.001)
+    listening.listener._expected = lambda: 3
+
+    async def test() -> None:
+        unidentified = listening.listener._unidentified
+        for _ in range(80):
+            await listening.dial()
+        await until(lambda: len(unidentified) >= 67)
+        for _ in range(20):  # in each of which it looks for room
+            await asyncio.sleep(0.001)
+        assert len(unidentified) == 67
+        listening.listener._expected = lambda: 8
+        await until(lambda: len(unidentified) == 72)
+
+    listening.play(test)
+
+
 def test_where_there_are_no_descriptors_left_it_is_tried_again(
     listening: Listening, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
