@@ -178,3 +178,18 @@ def test_the_time_for_a_line_grows_with_its_length_however_it_comes() -> None:
     found = [message for byte in line[-200_000:] for message in decoder.feed(bytes((byte,)))]
     assert len(found) == 1
     assert time.process_time() - started < 3
+
+
+def test_no_byte_of_an_unfinished_line_is_searched_twice() -> None:
+    class Counted(bytearray):
+        searched = 0
+
+        def find(self, wanted: Any, start: Any = 0, *more: Any) -> int:
+            self.searched += len(self) - start
+            return super().find(wanted, start, *more)
+
+    decoder = frames.Decoder()
+    decoder._bytes = counted = Counted()
+    for _ in range(1000):
+        assert list(decoder.feed(b"x")) == []
+    assert counted.searched == 1000

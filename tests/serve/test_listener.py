@@ -225,6 +225,30 @@ def test_there_may_be_as_many_as_the_page_says(served: Served) -> None:
     served.play(test)
 
 
+def test_where_there_are_no_descriptors_left_it_is_not_asked_for_them_all_the_time(
+    served: Served, limits: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits(PAUSE=600)
+    tried: list[socket.socket] = []
+
+    def accept(listens: socket.socket) -> Any:
+        tried.append(listens)
+        raise OSError(24, "Too many open files")
+
+    async def test() -> None:
+        monkeypatch.setattr(socket.socket, "accept", accept)
+        client = socket.socket()
+        served._clients.append(client)
+        client.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(client, served._address)
+        await until(lambda: bool(tried))
+        for _ in range(100):  # rounds of the loop, in each of which it would try again if it still watched the socket
+            await asyncio.sleep(0)
+        assert len(tried) == 1
+
+    served.play(test)
+
+
 def test_who_takes_no_answer_is_ended(served: Served) -> None:
     served.answer = bytes(LARGE)
 
