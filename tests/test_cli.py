@@ -15,20 +15,23 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from muster import errors
+from muster import errors, platforms
 from muster.commands.main import exit_code, main
 from muster.commands.recorded import Tail
 from muster.commands.run import as_options
+from muster.commands.run import run as run_command
 from muster.commands.wrapping import wrapped
 from muster.dashboard import NoDashboard
 from muster.errors import JobError
 from muster.events import Event
 from muster.job import Resources
+from muster.options.fields import option
 from muster.platforms import machine
 from muster.platforms.base import Cleaned
 from muster.platforms.local import LocalPlatform
@@ -887,6 +890,23 @@ def test_a_platform_of_ones_own_is_said_to_be_given_in_python(script: str) -> No
     assert result.exit_code == 2
     assert "'acme' is not one of 'local'" in result.stderr
     assert "given in Python, as an object." in result.stderr
+
+
+def test_no_option_of_a_strategy_or_a_platform_is_one_of_every_run() -> None:
+    own = {name for parameter in run_command.params for name in (parameter.name, *parameter.opts)}
+    for declared in run_command.declared_options():
+        assert own.isdisjoint((declared.name, *declared.opts)), declared.name
+
+
+def test_a_number_without_a_limit_is_shown_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass
+    class Own:
+        niceness: int = option(0, "How much workers give way")
+        share: float = option(0.5, "How much of a core")
+
+    monkeypatch.setattr(platforms, "PLATFORMS", {"own": ""})
+    monkeypatch.setattr(platforms, "platform_class", lambda name: Own)
+    assert "x<=" not in CliRunner().invoke(main, ["clean", "--help"]).output
 
 
 def test_clean_has_the_options_of_platforms_alone() -> None:

@@ -15,12 +15,12 @@ from tests.plain import Plain
 from tests.platforms.relayed import Relayed, Unrelayed
 from tests.support import Run, StubSession, eventually
 
-PLATFORMS = ["relayed"]
+PLATFORMS = {"relayed": Relayed}
 
 
 @pytest.fixture(params=PLATFORMS)
 def platform(request: pytest.FixtureRequest, run: Run) -> Iterator[Platform]:
-    made = Relayed()
+    made = PLATFORMS[request.param]()
     yield made
     made.close()
 

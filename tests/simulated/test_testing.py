@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from muster.errors import LaunchRefused
-from muster.job import Status, Worker, WorkerSpec
-from muster.platforms.base import Platform
 from muster.testing import NothingHappens, Program, Scene, SimulatedLoop
 from muster.testing.network import MemoryTransport
 
@@ -29,35 +27,6 @@ def examples() -> dict[str, Any]:
 @pytest.mark.parametrize("name", examples())
 def test_the_guide(name: str) -> None:
     examples()[name]()
-
-
-class OwnPlatform(Platform):
-    """A platform of somebody else's."""
-
-    name = "own"
-
-    def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
-        return [spec.name for spec in specs]
-
-    def poll(self, handles: Sequence[str]) -> list[Worker]:
-        return [Worker(handle, handle, Status.STARTING) for handle in handles]
-
-    def stop(self, handles: Sequence[str]) -> None:
-        pass
-
-    def reattach(self, handles: Sequence[str]) -> list[Worker]:
-        return self.poll(handles)
-
-    def list(self) -> list[Worker]:
-        return []
-
-    def logs(self, handle: str) -> Iterator[str]:
-        return iter(())
-
-
-def test_a_platform_of_somebody_elses() -> None:
-    with Scene(platform=OwnPlatform()) as scene:
-        assert scene.play().error is None
 
 
 def test_the_same_scene_goes_the_same_way() -> None:

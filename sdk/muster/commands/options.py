@@ -189,9 +189,9 @@ def _default_of(having: Mapping[str, Option]) -> str:
 
 def _click_type(declared: Option) -> click.ParamType[Any] | None:
     if declared.type is int:
-        return WholeNumber(min=None if declared.minimum is None else int(declared.minimum))
+        return click.INT if declared.minimum is None else WholeNumber(min=int(declared.minimum))
     if declared.type is float:
-        return Number(min=declared.minimum)
+        return click.FLOAT if declared.minimum is None else Number(min=declared.minimum)
     if declared.type is Path:
         return click.Path(path_type=Path)
     return click.BOOL if declared.type is bool else click.STRING
