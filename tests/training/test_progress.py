@@ -219,7 +219,7 @@ def test_a_full_queue_drops_reports_and_holds_up_nothing(received: Received, clo
     for step in range(1, 2001):
         report(step)
         clock(1)
-    assert time.perf_counter() - started < 1
+    assert time.perf_counter() - started < 10  # 0.2 without a wait; some 20 if each waited for 10 ms
     assert 1 <= len(received()) < 2000
     clock(1)
     report(2001)
