@@ -144,6 +144,15 @@ CASES = {
     "a rank that crashed, over a launcher that lets all go when it hears of that": (
         killed(0, 10.0, signal.SIGSEGV), [hung_up(1, 10.01), stopped(1, 10.2), LAUNCHER],
     ),
+    "a rank that crashed, over a launcher that heard of it before its agent did": (
+        replace(killed(1, 10.003, signal.SIGSEGV), place=0), [hung_up(0, 10.0), stopped(0, 10.2), LAUNCHER],
+    ),
+    "a rank that was asked to end, over a launcher that heard of it before its agent did": (
+        replace(killed(1, 10.003, signal.SIGTERM), place=0), [hung_up(0, 10.0), stopped(0, 10.2), LAUNCHER],
+    ),
+    "a rank that aborted, over a launcher that heard of it before its agent did": (
+        replace(killed(1, 10.003, signal.SIGABRT), place=0), [hung_up(0, 10.0), stopped(0, 10.2), LAUNCHER],
+    ),
     "a crash that was noticed late on another machine, over what its peers' ends had led to": (
         replace(killed(0, 10.1, signal.SIGSEGV), uncertainty=0.09),
         [replace(killed(1, 10.02, signal.SIGABRT), uncertainty=0.09), hung_up(2, 10.06), stopped(2, 10.3), LAUNCHER],

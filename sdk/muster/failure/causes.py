@@ -374,9 +374,10 @@ def _timelines(failures: Iterable[Failure]) -> list[Failure]:
     known = [_with_its_worker(failure, lost) for failure in ordered]
     of_launcher = [failure.time + failure.uncertainty for failure in known if failure.kind in OF_LAUNCHER]
     launcher_failed_at = min(of_launcher, default=float("inf"))
+    dropped = {failure.source for failure in known if failure.kind is FailureKind.HUNG_UP}
     by_process: dict[tuple[object, ...], list[Failure]] = {}
     for failure in known:
-        if _may_follow_launcher(failure) and launcher_failed_at < _earliest(failure):
+        if _may_follow_launcher(failure) and launcher_failed_at < _earliest(failure, failure.source in dropped):
             failure = replace(failure, kind=FailureKind.STOPPED)
         rank = None if failure.worker in lost else failure.rank
         by_process.setdefault((failure.worker, rank, failure.kind is FailureKind.DAEMON), []).append(failure)
@@ -386,17 +387,27 @@ def _timelines(failures: Iterable[Failure]) -> list[Failure]:
 def _may_follow_launcher(failure: Failure) -> bool:
     """Return whether a failure that came after the launcher's is a consequence of that.
 
-    Of a crash the launcher learns from the agent that has noticed it, so what the launcher did before is no result of
-    it. An exit status may be that of ``MPI_Abort``, which tells the launcher first.
+    An exit status may be that of ``MPI_Abort``, which tells the launcher first.
     """
     was_sent = failure.kind is FailureKind.SIGNAL and failure.signal in SENT
     return was_sent or failure.bearing in (Bearing.CRASHED, Bearing.BROKEN, Bearing.COLLECTIVE)
 
 
-def _earliest(failure: Failure) -> float:
-    """Return the earliest time at which it may have happened, as far as clocks tell; the kernel's order is certain."""
-    is_certain = failure.place is not None or failure.bearing is not Bearing.CRASHED
-    return failure.time if is_certain else failure.time - failure.uncertainty
+def _earliest(failure: Failure, is_dropped: bool) -> float:
+    """Return the earliest time at which it may have happened, as far as the launcher can tell.
+
+    A process that was ended by a signal is noticed a moment after its connections are closed, by which MPICH's launcher
+    hears of it. Ranks that lose others abort, so that is not assumed of an abort whose rank the launcher has dropped.
+
+    Args:
+        failure: the failure.
+        is_dropped: whether the launcher has dropped its rank.
+    """
+    if failure.kind is not FailureKind.SIGNAL:
+        return failure.time
+    if failure.signal == signal.SIGABRT and is_dropped:
+        return failure.time - (0.0 if failure.place is not None else failure.uncertainty)
+    return failure.time - failure.uncertainty - NOTICING
 
 
 def _with_its_worker(failure: Failure, lost: Set[str | None]) -> Failure:
