@@ -98,6 +98,7 @@ def test_the_end_of_a_long_log_says_what_is_before_it_and_is_not_searched(page: 
     show(page, run, tmp_path)
     page.click(".muster-body >> text=worker-2")
 
+    expect(page.locator(".muster-log pre")).to_contain_text("line 99999 of a long log")
     lines = page.locator(".muster-log pre").inner_text().strip().split("\n")
     assert lines == text.splitlines()[-len(lines) :], "the first one is whole"
     here, before = f"{len(lines):,}", f"{100_000 - len(lines):,}"
