@@ -10,6 +10,8 @@ from time import process_time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
+from muster.agent import ranks
+from muster.failure import causes
 from muster.failure.causes import Bearing, Failure, FailureKind, alike, root_cause, ties
 from muster.job import EndCause
 
@@ -136,7 +138,7 @@ CASES = {
         hung_up(1, 10.1), [LAUNCHER, stopped(1, 10.3), hung_up(0, 10.2)],
     ),
     "a launcher that lets its ranks go, which then abort as they lose each other": (
-        hung_up(1, 10.0), [hung_up(0, 10.01), stopped(1, 10.2), killed(0, 10.008, signal.SIGABRT), LAUNCHER],
+        hung_up(1, 10.0), [hung_up(0, 10.01), stopped(1, 10.2), killed(0, 10.21, signal.SIGABRT), LAUNCHER],
     ),
     "a launcher that lets its ranks go, whose collectives then fail": (
         hung_up(1, 10.0), [hung_up(0, 10.01), stopped(1, 10.2), raised(0, 10.005, *SHUT_DOWN), LAUNCHER],
@@ -150,8 +152,9 @@ CASES = {
     "a rank that was asked to end, over a launcher that heard of it before its agent did": (
         replace(killed(1, 10.003, signal.SIGTERM), place=0), [hung_up(0, 10.0), stopped(0, 10.2), LAUNCHER],
     ),
-    "a rank that aborted, over a launcher that heard of it before its agent did": (
-        replace(killed(1, 10.003, signal.SIGABRT), place=0), [hung_up(0, 10.0), stopped(0, 10.2), LAUNCHER],
+    "a rank that aborted, over a launcher that heard of it, and dropped all, before its agent did": (
+        replace(killed(1, 10.045, signal.SIGABRT), place=0, uncertainty=0.016),
+        [hung_up(1, 10.0), hung_up(0, 10.015), stopped(0, 10.2), LAUNCHER],
     ),
     "a crash that was noticed late on another machine, over what its peers' ends had led to": (
         replace(killed(0, 10.1, signal.SIGSEGV), uncertainty=0.09),
@@ -428,3 +431,7 @@ def test_a_call_of_exit_while_all_peers_stood_is_the_own_failure_of_a_process_an
     cause = root_cause([echo, exited(0, 1.03, 7)])
     assert cause is not None
     assert cause.exit_code == 7, "where nothing else has failed"
+
+
+def test_ranks_that_their_launcher_drops_are_given_the_time_that_is_reckoned_with() -> None:
+    assert causes.DROPPED == ranks.HANG_UP_DELAY

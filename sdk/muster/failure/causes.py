@@ -66,6 +66,7 @@ OF_SIGNALS = {FailureKind.SIGNAL, FailureKind.DAEMON, FailureKind.LAUNCHER}  # k
 # and if another process reports a broken connection.
 LATE, LATEST = 0.05, 0.5
 NOTICING = 0.02  # seconds by which the delays in noticing two ends of processes may differ
+DROPPED = 0.2  # seconds that an agent leaves to a rank that the launcher has dropped (`HANG_UP_DELAY` there)
 INSTANT = 1e-6  # seconds to put between two ends whose order is known
 UNWINDING = 0.02  # seconds in which a process that raises may close its connections before it reports the exception
 
@@ -374,10 +375,9 @@ def _timelines(failures: Iterable[Failure]) -> list[Failure]:
     known = [_with_its_worker(failure, lost) for failure in ordered]
     of_launcher = [failure.time + failure.uncertainty for failure in known if failure.kind in OF_LAUNCHER]
     launcher_failed_at = min(of_launcher, default=float("inf"))
-    dropped = {failure.source for failure in known if failure.kind is FailureKind.HUNG_UP}
     by_process: dict[tuple[object, ...], list[Failure]] = {}
     for failure in known:
-        if _may_follow_launcher(failure) and launcher_failed_at < _earliest(failure, failure.source in dropped):
+        if _may_follow_launcher(failure) and launcher_failed_at < _latest_of_launcher(failure):
             failure = replace(failure, kind=FailureKind.STOPPED)
         rank = None if failure.worker in lost else failure.rank
         by_process.setdefault((failure.worker, rank, failure.kind is FailureKind.DAEMON), []).append(failure)
@@ -393,21 +393,15 @@ def _may_follow_launcher(failure: Failure) -> bool:
     return was_sent or failure.bearing in (Bearing.CRASHED, Bearing.BROKEN, Bearing.COLLECTIVE)
 
 
-def _earliest(failure: Failure, is_dropped: bool) -> float:
-    """Return the earliest time at which it may have happened, as far as the launcher can tell.
+def _latest_of_launcher(failure: Failure) -> float:
+    """Return the latest time at which the launcher may have failed, if the failure is a consequence of that.
 
-    A process that was ended by a signal is noticed a moment after its connections are closed, by which MPICH's launcher
-    hears of it. Ranks that lose others abort, so that is not assumed of an abort whose rank the launcher has dropped.
-
-    Args:
-        failure: the failure.
-        is_dropped: whether the launcher has dropped its rank.
+    A rank that ends by a signal as it loses others does so once their agents have ended them, `DROPPED` after the
+    launcher dropped these. If it ended first, MPICH's launcher may have heard of it a moment before its agent noticed.
     """
     if failure.kind is not FailureKind.SIGNAL:
         return failure.time
-    if failure.signal == signal.SIGABRT and is_dropped:
-        return failure.time - (0.0 if failure.place is not None else failure.uncertainty)
-    return failure.time - failure.uncertainty - NOTICING
+    return failure.time - failure.uncertainty - DROPPED / 2
 
 
 def _with_its_worker(failure: Failure, lost: Set[str | None]) -> Failure:
