@@ -1,12 +1,13 @@
-"""Install what is built, and run quick tests on other versions of Python and with the oldest packages allowed.
+"""Install what is built, and run the quick tests on other versions of Python and with the oldest packages allowed.
 
-    python3 scripts/matrix.py [ARGUMENT OF PYTEST ...]       such as `tests` for all quick tests
+    python3 scripts/matrix.py [ARGUMENT OF PYTEST ...]       such as `tests/agent` for some of the quick tests
 
 The wheel goes into fresh environments, with each extra (tests/test_installation.py).
 
 Each version that is at hand gets an environment of its own, ``.venv-3.10`` and so on, from requirements.lock;
-``.venv-oldest`` has the lowest versions that setup.cfg allows, on the oldest Python at hand. None of them has Horovod,
-which would have to be compiled for each: the three quick tests that need it say so, skip, and run in `make test`.
+``.venv-oldest`` has the lowest versions that setup.cfg allows, TensorFlow's included, on the oldest Python at hand.
+None of them has Horovod, which would have to be compiled for each: tests that need it say so, skip, and run in
+`make test`.
 """
 
 import os
@@ -20,27 +21,6 @@ NOT_OLDEST_EXTRAS = (*setup.NOT_LOCKED, "docs", "bench")
 # A package that requires a newer rich than Muster does. Only one test, a slow one, uses it.
 NOT_OLDEST = ("schemathesis",)
 NEEDS_IT = "tests/serve/test_fuzz.py"
-# Tests for which versions of Python and of packages matter most; they take a few minutes.
-TESTS = (
-    "tests/simulated",
-    "tests/text",
-    "tests/dashboard",
-    "tests/pools/test_endpoint.py",
-    "tests/serve/test_rest.py",
-    "tests/serve/test_security.py",
-    "tests/test_arguments.py",
-    "tests/test_background.py",
-    "tests/test_cli.py",
-    "tests/test_diagnosis.py",
-    "tests/test_runs.py",
-    "tests/test_script.py",
-    "tests/test_values.py",
-    "tests/trust",
-    "tests/workbench",
-    "tests/platforms/test_containers_engine.py",
-    "tests/platforms/kubernetes/test_client.py",
-    "tests/platforms/kubernetes/test_tunnel_parts.py",
-)
 # Warnings that Muster does not cause: asyncio of Python 3.10 warns of aborted TLS connections as if they were unclosed,
 # and old ipywidgets use deprecated calls of traitlets.
 WARNINGS = (
@@ -98,7 +78,7 @@ def environments() -> "list[tuple[str, str]]":
 
 def main() -> int:
     """Run the tests in all environments; return 1 if they have failed in any, or else 0."""
-    tests = sys.argv[1:] or list(TESTS)
+    tests = sys.argv[1:] or ["tests"]
     failed = []
     if not sys.argv[1:]:
         setup.say("the wheel in fresh environments")
@@ -114,7 +94,7 @@ def main() -> int:
             "-q",
             "-rs",
             "-n",
-            "2",
+            "3",
             "-m",
             "not slow",
             f"--ignore={NEEDS_IT}",
