@@ -756,8 +756,8 @@ def test_folders_that_may_not_be_looked_into_hide_no_other_runs(unprivileged: Pa
     assert shown.exit_code == 0
     assert other.run_id in shown.stdout
     shown = CliRunner().invoke(main, ["show", closed.run_id])
-    assert (shown.exit_code, "There is no run" in shown.stderr) == (2, True)
+    assert (shown.exit_code, "There is no run" in shown.output) == (2, True)
     (unprivileged / "runs").chmod(0)
     shown = CliRunner().invoke(main, ["runs"])
     (unprivileged / "runs").chmod(0o700)
-    assert (shown.exit_code, "cannot be read: Permission denied" in shown.stderr) == (2, True)
+    assert (shown.exit_code, "cannot be read: Permission denied" in shown.output) == (2, True)
