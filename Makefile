@@ -27,8 +27,8 @@ test:  ## run every test
 	@$(PYTHON) scripts/setup.py --tests
 	$(RUN) pytest -n 3 $(ARGS)
 
-check: lint  ## lint, and run the tests that take no TensorFlow and no Horovod processes
-	$(RUN) pytest -n 2 -m "not slow" $(ARGS)
+check: lint  ## lint, and run the quick tests: without TensorFlow, Horovod and engines
+	$(RUN) pytest -n 3 -m "not slow" $(ARGS)
 
 lint: setup  ## check style, format and types
 	$(RUN) ruff check .

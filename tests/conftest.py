@@ -27,6 +27,8 @@ from tests.workbench.session import WorkbenchSession
 
 __all__ = ["pytest_collection_modifyitems", "pytest_runtest_protocol", "pytest_xdist_make_scheduler"]
 
+# Fixtures that provide an engine of containers or of a cluster, or hosts to log in to.
+ENGINES = frozenset({"podman", "docker_of_tests", "either_engine", "slurm_of_tests", "network", "space"})
 KNOWN_BUILDS = "horovod-has-gloo"
 FOLDERS_SECONDS = 30.0  # time in which guards remove all folders of sessions that tests kill
 
@@ -40,6 +42,12 @@ sys.path.append(str(QUICK_KERAS))
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of many processes would compile all its imports again
 sys.dont_write_bytecode = False
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(QUICK_KERAS), os.environ.get("PYTHONPATH")]))
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark a test as slow if it needs an engine, which takes long to start."""
+    if not ENGINES.isdisjoint(getattr(item, "fixturenames", ())):
+        item.add_marker("slow")
 
 
 @pytest.fixture(scope="session")

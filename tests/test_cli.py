@@ -653,6 +653,7 @@ class TestLogs:
         assert tail.read() == [b"3", b"4", b"5", b"6", b"7"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["runs --limit 5000", "runs --json", "logs last", "explain last", "show last"])
 def test_nothing_fails_behind_head(command: str) -> None:
     run = recorded()
@@ -832,6 +833,7 @@ class Shell:
         os.close(self.terminal)
 
 
+@pytest.mark.slow
 def test_bash_completes_files_runs_and_workers(tmp_path: Path) -> None:
     (tmp_path / "train_mnist.py").write_text("pass\n")
     (tmp_path / "training data").mkdir()

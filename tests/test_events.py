@@ -83,6 +83,7 @@ def test_progress_of_many_ranks_is_journalled_less_often_and_the_last_always(
     assert steps == [*range(0, 25, seconds_between), *([24] if seconds_between > 1 else [])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "seconds", "fewest", "most"), [(60, 1, 50, 60), (500, 10, 200, 400), (200_000, 2000, 2000, 3000)]
 )

@@ -205,6 +205,7 @@ def test_pytorch_learns_on_ranks_that_average_their_gradients_cold_and_warm(
             assert "warm>" in repr(pool)
 
 
+@pytest.mark.slow
 def test_the_coordinator_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(program("cluster-coordinator.md", "coordinator"))

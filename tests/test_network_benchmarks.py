@@ -68,6 +68,7 @@ def test_numbers_of_workers_have_a_line_each() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from benchmarks import network_pictures

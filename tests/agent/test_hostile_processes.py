@@ -224,6 +224,7 @@ def test_of_output_that_comes_faster_than_it_is_moved_the_end_is_kept(
     log.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [False, True], ids=["one rank", "several ranks"])
 def test_what_prints_as_fast_as_the_disk_takes_it_hardly_outgrows_the_cap(
     run: Run, stub_session: StubSession, split: bool

@@ -115,6 +115,7 @@ def test_on_other_platforms_there_are_their_own_faults() -> None:
     assert [case.platform for case in turns] == ["hosts", "isolated"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", ["attacked", "served", "isolated", "hosts"])
 def test_a_fault_on_another_platform_is_told(platform: str, tmp_path: Path) -> None:
     if platform not in platforms.available():

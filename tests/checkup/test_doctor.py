@@ -405,6 +405,7 @@ class TestTheWorkers:
         assert "exit status 3" in finding.text
         assert "no licence" in finding.details
 
+    @pytest.mark.slow
     def test_a_worker_that_does_not_share_the_runs_folder(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(workers, "ANSWER_SECONDS", 5.0)
         python = interpreter(folder / "python", f'[ "$MUSTER_WORKER" = worker-1 ] && export MUSTER_RESULTS={folder}')
@@ -422,6 +423,7 @@ class TestOnTheWorkbench:
         assert report.of("idle limit")[0].level == "warning"
         eventually(lambda: not workbench_session.living(), "no worker lives")
 
+    @pytest.mark.slow
     def test_a_quota_that_is_full(self, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with serving(folder, "--max-session-workers", "1", home=folder / "home") as workbench:
             session = WorkbenchSession.new(workbench.url, workbench.key)

@@ -249,6 +249,7 @@ def await_end(pid: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["pass", DEAF], ids=["hangs", "is deaf"])
 def test_a_controller_that_does_not_begin_in_time_is_ended(
     here: Path, monkeypatch: pytest.MonkeyPatch, before: str

@@ -469,6 +469,7 @@ def test_a_stall_names_the_silent_worker_and_not_a_server(script: Any) -> None:
     assert "train.py" in str(caught.value.details)
 
 
+@pytest.mark.slow
 def test_a_long_import_is_no_silence_and_one_that_hangs_is(script: Any, tmp_path: Path) -> None:
     package = tmp_path / "heavy"
     package.mkdir()

@@ -7,10 +7,12 @@ import time
 from typing import Any
 
 import muster
+import pytest
 
 from tests.plain import Plain
 
 
+@pytest.mark.slow
 def test_a_subscriber_that_waits_holds_up_no_run() -> None:
     def work() -> int:
         import time

@@ -107,6 +107,7 @@ def test_ranks_that_horovodrun_asks_for_are_forks_too(pool: Pool) -> None:
     assert said_by(pool, strategy="horovod")["warm"] is True
 
 
+@pytest.mark.slow
 def test_a_notebook_is_told_once_how_the_next_run_starts_sooner(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,7 +29,7 @@ except BaseException as error:
 SHOWN = 100_000  # bytes that a worker has printed: each renderer has had much to show by then
 SECONDS = 60.0  # what is stuck is so for good: this is for machines that are busy
 
-pytestmark = pytest.mark.parametrize("renderer", ["rich", "plain"])
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("renderer", ["rich", "plain"])]
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,8 @@ from muster.records import folders
 
 from tests.support import IMPORT_PATH, TESTS, eventually
 
+pytestmark = pytest.mark.slow
+
 TMUX = shutil.which("tmux")
 MUSTER = """
 import sys

@@ -10,6 +10,8 @@ from typing import Any
 import muster
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=["engine"])
 def train(

@@ -30,11 +30,7 @@ from tests.support import Run, StubSession, environment, eventually, handles_of,
 PLATFORMS = [
     "local",
     "isolated",
-    "hosts",
-    "containers",
-    "docker",
-    "slurm",
-    pytest.param("workbench", marks=pytest.mark.slow),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("hosts", "containers", "docker", "slurm", "workbench")),
 ]
 
 ELSEWHERE = ("hosts",)  # platforms whose workers have folders of their own

@@ -30,6 +30,7 @@ def outside(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_contract_holds_for_it_as_the_guide_says(outside: Path) -> None:
     said = re.search(
         r"^PYTHONPATH=CLONE:\. CLONE/\.venv/bin/(pytest \S+ \S+ test_mine\.py) ", (DOCS / GUIDE).read_text(), re.M

@@ -31,6 +31,8 @@ from muster.worker_pool import Pool
 from tests.platforms.isolated import Isolated, isolated
 from tests.support import IMPORT_PATH, environment, eventually, is_gone
 
+pytestmark = pytest.mark.slow
+
 LOOK = """
 import json, os, subprocess, sys
 folder, own = os.path.split(os.environ["MUSTER_SCRATCH"])

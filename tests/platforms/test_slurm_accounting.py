@@ -17,6 +17,8 @@ from tests.platforms import slurm_engine
 from tests.platforms.slurm_engine import Engine
 from tests.support import Run, eventually, shell
 
+pytestmark = pytest.mark.slow
+
 ENDS_SECONDS = 60
 
 

@@ -17,6 +17,8 @@ from tests.platforms import slurm_engine
 from tests.platforms.slurm_engine import Engine
 from tests.support import Run, eventually, shell
 
+pytestmark = pytest.mark.slow
+
 ENDS_SECONDS = 60
 # The kernel ends the largest process of a control group, which is the script's, unless it is told to prefer another.
 # The agent is that other one here; stopped, as it would tell of the memory itself.

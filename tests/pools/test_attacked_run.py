@@ -22,7 +22,7 @@ from muster.pools.endpoint import Endpoint
 
 from tests.support import eventually
 
-pytestmark = pytest.mark.alone  # what the whole process uses is looked at
+pytestmark = [pytest.mark.slow, pytest.mark.alone]  # what the whole process uses is looked at
 
 SECONDS = 2.0  # of each attack
 ODD: tuple[Any, ...] = (

@@ -20,7 +20,7 @@ from muster.pools import listener
 
 from tests.listening import Listening, answer, eventually, not_reading
 
-pytestmark = pytest.mark.alone  # storms, and what the whole process has open
+pytestmark = [pytest.mark.slow, pytest.mark.alone]  # storms, and what the whole process has open
 
 MANY = 300
 

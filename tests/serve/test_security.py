@@ -106,6 +106,7 @@ def test_a_body_that_is_too_long_is_refused(client: Client, size: int, chunked: 
     assert answer.json()["message"] == "The body has more than 4 MiB."
 
 
+@pytest.mark.slow
 def test_keys_are_neither_printed_nor_on_command_lines(tmp_path: Path, muster_home: Path) -> None:
     keys = new_keys(tmp_path / "keys")
     secret = keys.read_text().strip()

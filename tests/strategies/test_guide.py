@@ -13,6 +13,8 @@ from muster.strategies.base import Strategy
 
 from tests.support import program_of
 
+pytestmark = pytest.mark.slow
+
 GUIDE = "write-a-strategy.md"
 
 

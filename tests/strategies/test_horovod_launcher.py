@@ -67,6 +67,7 @@ def test_a_login_is_no_interpreter_of_its_own(launcher: subprocess.Popen[str]) -
     assert told.startswith(f"7 {sys.version_info >= (3, 12)} ['pymp-")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_logins_end_with_the_launcher(launcher: subprocess.Popen[str], end: signal.Signals) -> None:
     assert launcher.stdout is not None

@@ -18,6 +18,8 @@ from tests.platforms.isolated import Isolated, has_namespaces
 from tests.platforms.relayed import Relayed
 from tests.support import Run, command_line, eventually
 
+pytestmark = pytest.mark.slow
+
 RANK = "import os\nprint('rank', os.environ.get('PMI_RANK') or os.environ['OMPI_COMM_WORLD_RANK'])\n"
 
 

@@ -10,7 +10,7 @@ import muster
 import pytest
 from muster.errors import RunFailed, RunNotFound, ScriptFailed, WorkerKilled
 
-pytestmark = pytest.mark.usefixtures("with_and_without_shared_files")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("with_and_without_shared_files")]
 
 PLACE = ("MUSTER_RANK", "MUSTER_LOCAL_RANK", "MUSTER_WORLD_SIZE", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 

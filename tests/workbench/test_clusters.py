@@ -26,6 +26,8 @@ from tests.support import environment, eventually
 from tests.workbench.scripted import ScriptedWorkbench
 from tests.workbench.session import WorkbenchSession
 
+pytestmark = pytest.mark.slow
+
 SLEEP = "import time; print('ready', flush=True); time.sleep(600)"
 ALLREDUCE = """
 import horovod.tensorflow as hvd
