@@ -20,7 +20,13 @@ class Scene:
     def __init__(self, **slots: int) -> None:
         self.statuses: dict[Key, Status] = {}
         self.asked = 0
-        self.placement = Placement(slots, self._status_of, lambda name: LaunchRefused(f"no slot for {name}"))
+        self.down: set[str] = set()
+        self.placement = Placement(
+            slots,
+            self._status_of,
+            lambda name: LaunchRefused(f"no slot for {name}"),
+            lambda host: host not in self.down,
+        )
 
     def _status_of(self, worker: Key) -> Status | None:
         self.asked += 1
@@ -48,6 +54,15 @@ def test_the_first_host_with_a_free_slot_is_taken_and_kept(specs: list[WorkerSpe
         scene.placement.place(specs)
     scene.end(specs[1])
     assert scene.launch(specs[3:]) == ["a"]
+
+
+def test_hosts_that_are_not_up_come_last(specs: list[WorkerSpec]) -> None:
+    scene = Scene(a=1, b=1, c=1)
+    scene.down = {"a"}
+    assert scene.launch(specs[:1]) == ["b"]
+    assert scene.launch(specs[1:3]) == ["c", "a"]
+    scene.down = {"b"}
+    assert scene.placement.place(specs[:1]) == ["b"]  # where it is already
 
 
 def test_workers_that_find_no_slot_take_none(specs: list[WorkerSpec]) -> None:

@@ -1,5 +1,6 @@
 """Use of resources by a worker's processes: it is measured once a second, and the memory limit is enforced."""
 
+import contextlib
 import os
 import time
 
@@ -56,6 +57,10 @@ class UsageMeter:
         loop.call_every(CHECK_INTERVAL, self.check)
 
     def _measure(self) -> None:
+        with contextlib.suppress(OSError):  # no file can be opened at the moment, in this process or on the machine
+            self._report_use()
+
+    def _report_use(self) -> None:
         newest = linux.newest_pid()
         if newest != self._newest:  # looking through all processes is what costs an agent most
             self._pids = self._own(linux.snapshot())
@@ -79,7 +84,8 @@ class UsageMeter:
         if sum(linux.resident_memory(pid) for pid in known) + self._of_shared() <= self._limit:
             return
         # Perhaps too much: measure exactly, including processes that were started since the last check.
-        self._pids = self._own(linux.snapshot())
+        with contextlib.suppress(OSError):
+            self._pids = self._own(linux.snapshot())
         used = sum(_memory(pid) for pid in self._pids) + self._of_shared()
         if used > self._limit:
             self._on_excess(used)

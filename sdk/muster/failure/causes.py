@@ -377,7 +377,7 @@ def _timelines(failures: Iterable[Failure]) -> list[Failure]:
     launcher_failed_at = min(of_launcher, default=float("inf"))
     by_process: dict[tuple[object, ...], list[Failure]] = {}
     for failure in known:
-        if _may_follow_launcher(failure) and launcher_failed_at < _latest_of_launcher(failure):
+        if _may_follow_launcher(failure) and launcher_failed_at < _latest_possible_cause(failure):
             failure = replace(failure, kind=FailureKind.STOPPED)
         rank = None if failure.worker in lost else failure.rank
         by_process.setdefault((failure.worker, rank, failure.kind is FailureKind.DAEMON), []).append(failure)
@@ -393,7 +393,7 @@ def _may_follow_launcher(failure: Failure) -> bool:
     return was_sent or failure.bearing in (Bearing.CRASHED, Bearing.BROKEN, Bearing.COLLECTIVE)
 
 
-def _latest_of_launcher(failure: Failure) -> float:
+def _latest_possible_cause(failure: Failure) -> float:
     """Return the latest time at which the launcher may have failed, if the failure is a consequence of that.
 
     A rank that ends by a signal as it loses others does so once their agents have ended them, `DROPPED` after the

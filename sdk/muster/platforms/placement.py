@@ -1,4 +1,4 @@
-"""Placement of workers: each on the host of its last generation, or on the first with a free slot.
+"""Placement of workers: each on the host of its last generation, or on the first that is up and has a free slot.
 
 For runs on a pool, the hosts are the pool's own workers.
 """
@@ -26,6 +26,7 @@ class Placement:
         slots: number of slots by host.
         status_of: returns the status of a worker; None where it has not been launched.
         refusal: returns the error for a worker without a slot, given its name.
+        is_up: returns whether a host can take workers at once; those that cannot come last.
     """
 
     def __init__(
@@ -33,10 +34,12 @@ class Placement:
         slots: Mapping[str, int],
         status_of: Callable[[Key], Status | None],
         refusal: Callable[[str], LaunchRefused],
+        is_up: Callable[[str], bool] = lambda host: True,
     ) -> None:
         self._slots = slots
         self._status_of = status_of
         self._refusal = refusal
+        self._is_up = is_up
         self._placed: dict[Key, str] = {}
 
     def place(self, specs: Sequence[WorkerSpec]) -> list[str]:
@@ -57,7 +60,8 @@ class Placement:
         taken = Counter(
             self._placed[key] for worker, key in newest.items() if worker not in replaced and not self._has_ended(key)
         )
-        free = Counter({host: slots - taken[host] for host, slots in self._slots.items()})
+        hosts = sorted(self._slots, key=self._is_up, reverse=True)  # stable: in their order otherwise
+        free = Counter({host: self._slots[host] - taken[host] for host in hosts})
         if free.total() < len(new):
             raise self._refusal(new[free.total()][1])
         found: dict[Key, str] = {}

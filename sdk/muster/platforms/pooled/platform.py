@@ -65,7 +65,8 @@ class PooledPlatform(Platform):
         self._pool_worker_of: dict[str, str] = {}  # name of the pool's worker, by the handle of a run's worker in it
         self._handle_of: dict[Key, str] = {}
         self._workers: dict[str, Worker] = {}
-        self._placement = Placement({worker.name: 1 for worker in held() or ()}, self._status_of, _refusal)
+        slots = {worker.name: 1 for worker in held() or ()}
+        self._placement = Placement(slots, self._status_of, _refusal, self._is_up)
         self._submitted: dict[str, list[str]] = {}
 
     # -- before a launch ----------------------------------------------------------------------------------------------
@@ -201,6 +202,10 @@ class PooledPlatform(Platform):
                     f"{pool_worker} of the pool is lost, and has not been replaced.", worker=pool_worker
                 )
             time.sleep(BACK_POLL)
+
+    def _is_up(self, pool_worker: str) -> bool:
+        worker = self._held_worker(pool_worker)
+        return worker is not None and worker.status is Status.RUNNING
 
     def _held_worker(self, pool_worker: str) -> Worker | None:
         """Return the current state of the pool's worker; None where that is not known at the moment."""
