@@ -306,7 +306,7 @@ needs_make = pytest.mark.skipif(not shutil.which("make"), reason="there is no ma
         ("setup", ["scripts/setup.py"]),
         ("demo", ["scripts/setup.py", ".venv/bin/python -m muster.commands.demo"]),
         ("test", ["scripts/setup.py --tests", ".venv/bin/python -m pytest -n 3"]),
-        ("check", ["scripts/setup.py", "ruff check", "ruff format --check", "mypy", 'pytest -n 2 -m "not slow"']),
+        ("check", ["scripts/setup.py", "ruff check", "ruff format --check", "mypy", 'pytest -n 3 -m "not slow"']),
         ("lint", ["scripts/setup.py", "ruff check", "ruff format --check", "mypy"]),
         ("bench", ["scripts/setup.py", ".venv/bin/python -m benchmarks"]),
     ],

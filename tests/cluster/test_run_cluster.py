@@ -163,6 +163,18 @@ def test_leaving_the_context_stops_the_run(script: Any) -> None:
     assert not cluster.is_running
 
 
+@pytest.mark.parametrize(
+    ("interrupt", "said"), [(KeyboardInterrupt(), "interrupted"), (KeyboardInterrupt("by SIGTERM"), "by SIGTERM")]
+)
+def test_an_interrupt_that_leaves_the_context_is_the_reason(
+    script: Any, interrupt: KeyboardInterrupt, said: str
+) -> None:
+    path = script("import time\ntime.sleep(60)")
+    with pytest.raises(KeyboardInterrupt), Cluster(Job(make_script(path), 1), strategy=Plain()) as cluster:
+        raise interrupt
+    assert f"({said})" in muster.open_run(cluster.run_id).explain()
+
+
 def test_servers_must_listen_before_the_cluster_counts_as_up(script: Any) -> None:
     path = script(
         """

@@ -294,7 +294,7 @@ def test_a_controller_that_is_down_is_asked_ever_more_rarely(fake: StandIn, monk
     assert [*looked.jobs()[0]] == ["7"]
 
 
-@pytest.mark.parametrize("workers", [10, 100, 1000])
+@pytest.mark.parametrize("workers", [10, 100, pytest.param(1000, marks=pytest.mark.slow)])
 def test_slurm_is_asked_as_often_for_a_thousand_workers_of_several_runs_as_for_ten(
     cluster: StandIn, run: Run, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:

@@ -303,7 +303,9 @@ class Cluster:
     def __enter__(self) -> Cluster:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, *_: object) -> None:
+        if isinstance(raised, KeyboardInterrupt) and self.is_running:
+            self.ask_to_stop(str(raised) or "interrupted")
         self.stop()
         error = self._execution.outcome.error if self._execution.outcome else None
         if kind is None and error is not None and not self._is_told and not isinstance(error, RunStopped):
