@@ -415,7 +415,11 @@ def test_a_function_takes_keyword_arguments() -> None:
         (train, {"rate": 1}, "where"),
         (train, {"where": "x", 5: 1}, "names"),
         (train, ["x"], "dict"),
-        ("train.py", {"rate": 1}, "kwargs are for a function, and train.py is a file or a module.\nTry: args="),
+        (
+            "train.py",
+            {"rate": 1},
+            "kwargs are for a function, and train.py is a file or a module.\nTry: args=.*'--rate', '...'",
+        ),
     ],
 )
 def test_keyword_arguments_that_do_not_fit_are_refused(folder: Path, given: Any, kwargs: Any, words: str) -> None:

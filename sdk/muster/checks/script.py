@@ -81,9 +81,10 @@ def make_script(
             ),
         )
     if kwargs:
+        options = [word for name in kwargs for word in (f"--{name}", "...")]  # without values, which may be secret
         raise ScriptError(
             ArgumentText(Argument("kwargs"), f" are for a function, and {worker_script} is a file or a module."),
-            advice=ArgumentText(Argument("args", ["--rate", "0.1"]), " for the command line of a file or module"),
+            advice=ArgumentText(Argument("args", options), " for the command line of a file or module"),
         )
     name = str(worker_script)
     if not name.strip():
