@@ -312,6 +312,9 @@ def test_what_most_workers_are_at_before_the_first_step_is_what_the_run_is_at() 
     started = [at(9, "process_started", f"worker-{rank}", pid=1, rank=rank) for rank in range(3)]
     trains = at(10, "run_phase", phase="training")
     events = [*starting(3), *started, trains]
+    assert (
+        view_of([*events, at(2, "run_phase", phase="starting", launcher="mpiexec")]).doing == "mpiexec starts the ranks"
+    )
     assert view_of(events).doing == "training"
     events += [stage(11, worker, "importing tensorflow") for worker in range(3)]
     events += [stage(12, 2, "building the first step")]

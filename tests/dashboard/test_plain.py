@@ -59,6 +59,14 @@ def test_an_exception_that_tells_of_another_rank_is_no_news_of_its_own() -> None
     assert (view.culprit, view.exception) == ("worker-1", "Traceback")
 
 
+def test_the_launcher_that_the_ranks_wait_for_is_named() -> None:
+    phases = [at(2, "run_phase", phase="starting", launcher="horovodrun"), at(9, "run_phase", phase="training")]
+    assert lines([*starting(1), *phases])[-2:] == [
+        "[  2.0 s] starting: horovodrun starts the ranks",
+        "[  9.0 s] training",
+    ]
+
+
 def test_a_server_that_is_stopped_once_the_workers_have_succeeded_has_ended() -> None:
     server = [at(1, "worker_state", "ps-0", status="running"), at(2, "listening", "ps-0")]
     for status, words in (("succeeded", "ps-0 ended"), ("failed", "ps-0 stopped")):

@@ -119,5 +119,7 @@ class Unplaced(MPI):
 def test_nothing_trains_before_a_launcher_has_started_a_process() -> None:
     with Scene(strategy=Unplaced()) as scene:
         scene.at(20, scene.stop)
-        phases = [event.data["phase"] for event in scene.play().events if event.kind == "run_phase"]
-        assert phases == ["launching", "connecting", "starting", "ending"]
+        phases = {
+            event.data["phase"]: event.data["launcher"] for event in scene.play().events if event.kind == "run_phase"
+        }
+        assert phases == {"launching": None, "connecting": None, "starting": "mpiexec", "ending": None}

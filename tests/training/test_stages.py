@@ -303,3 +303,5 @@ def test_a_slow_start_is_explained_by_the_process_that_was_last() -> None:
     assert first_step([]) == ""
     again = [at(event.time + 100, event.kind, event.worker, **event.data) for event in events[1:]]
     assert "starting workers 0.2 s" in first_step([*events, at(110, "run_attempt", attempt=2, reason=""), *again])
+    by_launcher = [*events[:1], at(10.1, "run_phase", phase="starting", launcher="horovodrun"), *events[1:]]
+    assert "horovodrun 0.1 s, starting workers 0.1 s" in first_step(by_launcher)

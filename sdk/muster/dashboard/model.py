@@ -42,6 +42,7 @@ class RunView:
     Attributes:
         status: running, succeeded, failed, stopped or lost.
         phase: launching, connecting, starting, training, ending; ended.
+        launcher: the program that starts the ranks in this phase; empty if there is none.
         moved: time of the last event other than ``usage``; if that is long ago, the run may be stuck.
         job: description of the job, from the event ``run_requested``.
         memory_limit: bytes of memory that each worker may use.
@@ -62,6 +63,7 @@ class RunView:
     status: str = "running"
     phase: str = "launching"
     phase_since: float = 0.0
+    launcher: str = ""
     started: float | None = None
     ended: float | None = None
     moved: float = 0.0
@@ -105,6 +107,8 @@ class RunView:
         """Phase of the run or, from the phase ``training`` to the first step, the stage that most workers are at."""
         if self.sent is not None:
             return "sending the project"
+        if self.launcher:
+            return f"{self.launcher} starts the ranks"
         if self.phase != "training" or self.has_stepped:
             return self.phase
         if self.stages[SERVING] == len(self.workers) > 0:
@@ -276,6 +280,7 @@ def _run_phase(view: RunView, event: Event, data: events.RunPhase) -> None:
     phase = clean(data.phase or view.phase)
     if phase != view.phase:
         view.phase, view.phase_since = phase, event.time
+        view.launcher = clean(data.launcher or "")
 
 
 def _run_attempt(view: RunView, event: Event, data: events.RunAttempt) -> None:

@@ -50,7 +50,7 @@ class PlainDashboard:
         if event.kind == EventKind.RUN_REQUESTED:
             return [" ".join(filter(None, ["run", view.name, view.strategy and f"({view.strategy})"]))]
         if event.kind == EventKind.RUN_PHASE:
-            return [view.phase]
+            return [f"{view.phase}: {view.doing}" if view.launcher else view.phase]
         if event.kind in (EventKind.NOTE, EventKind.RUN_ATTEMPT):
             return view.notes[-1].splitlines()
         if event.kind == EventKind.RUN_ENDED:

@@ -70,10 +70,11 @@ class RunRequested(EventData):
 
 @dataclass(frozen=True, eq=False)
 class RunPhase(EventData):
-    """The run has entered another phase."""
+    """The run has entered another phase; in ``starting``, ``launcher`` is the program that starts the ranks, if any."""
 
     kind = EventKind.RUN_PHASE
     phase: str = ""
+    launcher: str | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from muster.events import Event
-from muster.events.data import ProcessExited, ProcessStarted, Progress, RunAttempt, RunRequested, Stage
+from muster.events.data import ProcessExited, ProcessStarted, Progress, RunAttempt, RunPhase, RunRequested, Stage
 
 STARTING = "starting workers"  # Muster's own part
 IMPORTING = "importing "  # followed by the package's name
@@ -30,12 +30,15 @@ def first_step(events: Iterable[Event]) -> str:
     It is about the process that took its first step last, as the others wait for it, in the last attempt.
     """
     began: float | None = None
+    launcher: tuple[str, float] | None = None  # its name, and when the ranks were left to it
     processes: dict[tuple[str | None, int | None], _Process] = {}
     for event in events:
         data = event.data
         if isinstance(data, (RunRequested, RunAttempt)):
-            began = event.time
+            began, launcher = event.time, None
             processes.clear()
+        if isinstance(data, RunPhase) and data.launcher:
+            launcher = (data.launcher, event.time)
         if not isinstance(data, (ProcessStarted, Stage, Progress)):
             continue
         source = (event.worker, data.rank)
@@ -57,7 +60,11 @@ def first_step(events: Iterable[Event]) -> str:
     total = (last.stepped or 0.0) - began
     if total < SLOW:
         return ""
-    return f"The first step came after {total:.1f} s: {_in_words(last.parts, last.started - began)}."
+    parts, launched_at = dict(last.parts), last.started
+    if launcher is not None:
+        name, launched_at = launcher
+        parts[name] = last.started - launched_at
+    return f"The first step came after {total:.1f} s: {_in_words(parts, launched_at - began)}."
 
 
 def importing(events: Iterable[Event]) -> float:

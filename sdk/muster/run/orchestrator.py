@@ -99,6 +99,7 @@ class Orchestrator:
         self._on_up = on_up
         self._tasks = Tasks(state.changed.set)
         self._launcher = RunLauncher(self._log("launcher"), self.facts, pool, self._launcher_ended, self._tasks)
+        self._starter: str | None = None  # name of the launcher that starts the ranks
         self._stop_reason: str | None = None
         self._phase: tuple[str, float] | None = None
         self._reasons = Reasons(context, state)
@@ -193,6 +194,7 @@ class Orchestrator:
         self._enter("launching")
         self._raise_if_over()
         launcher = await self._asked("said how it launches", self.strategy.launcher_for, self.job, self.facts)
+        self._starter = launcher.name if launcher is not None and launcher.starts_ranks else None
         await self._launcher.prestart(launcher)
         try:
             submission = asyncio.ensure_future(self._arrival.launch())
@@ -216,7 +218,7 @@ class Orchestrator:
             self.state.move(name, Status.RUNNING, address=member.host, running_at=clock.wall_time())
 
     async def _start(self) -> Milestones:
-        self._enter("starting")
+        self._enter("starting", self._starter)
         if self._asks_who_is_reached():
             self.state.members.update(await with_reachable_sshd(self.state.members))
         self.state.is_planned = True
@@ -320,10 +322,10 @@ class Orchestrator:
             if stalls_at and now >= stalls_at:
                 raise await self._stalled(milestones.by_silence())
 
-    def _enter(self, phase: str) -> None:
+    def _enter(self, phase: str, launcher: str | None = None) -> None:
         self._leave_phase()
         self._phase = (phase, clock.now())
-        self.state.emit(events.RunPhase(phase))
+        self.state.emit(events.RunPhase(phase, launcher))
 
     def _leave_phase(self) -> None:
         if self._phase:
