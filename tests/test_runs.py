@@ -320,6 +320,8 @@ class TestExplain:
         assert re.search(r"^Phase: connecting, for 10\d\.\d s\.$", text, re.MULTILINE)
         assert "Waiting for worker-1 (Priority)." in text
         assert "To see where it is: run.stacks()\nTo end it: run.stop()" in text
+        self.tell(run, [("run_phase", None, {"phase": "starting", "launcher": "mpiexec"}, 50)])
+        assert "Phase: starting (mpiexec starts the ranks), for 5" in run.explain()
         typed = CliRunner().invoke(main, ["explain", run.run_id]).output
         assert f"To see where it is: muster stacks {run.run_id}\nTo end it: muster stop {run.run_id}" in typed
         assert "run.stacks" not in typed

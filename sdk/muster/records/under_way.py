@@ -50,7 +50,7 @@ def under_way(events: Iterable[Event], now: float, printed: Mapping[str, float])
     for event in events:
         data, worker = event.data, event.worker or ""
         if isinstance(data, RunPhase):
-            phase = data.phase, event.time
+            phase = data.phase + (f" ({data.launcher} starts the ranks)" if data.launcher else ""), event.time
         elif isinstance(data, RunAttempt):
             waiting.clear()
             processes.clear()
