@@ -14,6 +14,8 @@ from muster.platforms.slurm.script import AGENT_MEMORY, MEBIBYTE, nodes_of, part
 from muster.platforms.slurm.words import minutes_of
 from muster.text.arguments import Argument, ArgumentText
 
+OUT_OF_SERVICE = ("down", "drain", "fail", "maint", "reboot", "reserved", "unknown")  # beginnings of sinfo's words
+
 
 @dataclass(frozen=True)
 class Node:
@@ -25,6 +27,11 @@ class Node:
     memory: int
     gpus: int
     state: str
+
+    @property
+    def is_out_of_service(self) -> bool:
+        """Whether it takes no jobs for now, such as one that is drained."""
+        return self.state.startswith(OUT_OF_SERVICE)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from muster.platforms.base import Platform, Reach, Storage, read_log
 from muster.platforms.session_guard import is_orphaned, owner
 from muster.platforms.slurm import commands, script
 from muster.platforms.slurm.guard import JobGuard
-from muster.platforms.slurm.nodes import Partition, check_fits, chosen, partitions
+from muster.platforms.slurm.nodes import Node, Partition, check_fits, chosen, partitions
 from muster.platforms.slurm.queue import queue
 from muster.platforms.slurm.states import state_of
 from muster.platforms.slurm.submissions import HANDLE, Submission, Task, left_behind, task_of
@@ -220,7 +220,12 @@ class SlurmPlatform(Platform):
         self._guard.watch(label)
         what, worker = "The job could not be submitted", specs[0].name
         environ = script.variables(commands.environment(), site)
-        commands.ask("sbatch", "--test-only", given=text, what=what, worker=worker, environ=environ)
+        try:
+            commands.ask("sbatch", "--test-only", given=text, what=what, worker=worker, environ=environ)
+        except LaunchRefused:
+            # It counts nodes that are drained or down as if they were not there. Jobs that are submitted wait for them.
+            if not any(node.is_out_of_service for node in self._nodes_now()):
+                raise
         try:
             out = commands.ask("sbatch", "--parsable", given=text, what=what, worker=worker, environ=environ)
             return made.submitted(commands.job_of(out))
@@ -229,6 +234,10 @@ class SlurmPlatform(Platform):
             with contextlib.suppress(PlatformError):
                 commands.cancel("--me", f"--name={label}")
             raise
+
+    def _nodes_now(self) -> list[Node]:
+        """Return the nodes of the partitions that jobs go to, in their present states."""
+        return [node for partition in chosen(partitions(), self.partition) for node in partition.nodes]
 
     def _start(self, made: Submission, specs: Sequence[WorkerSpec]) -> list[str]:
         """Start a step of the job that this session runs in. Raises OSError."""
