@@ -3,7 +3,8 @@
 Keras imports scikit-learn, matplotlib and IPython wherever they are installed, for wrappers, galleries and an editor of
 files that nothing here uses, and the first two alone take two of the six seconds in which a process with TensorFlow
 starts. So they are hidden from Keras; everybody else still finds them. And nothing becomes garbage while TensorFlow is
-imported, so that it is not looked for. The test of the demo goes without this, as users do.
+imported, so that it is not looked for, then or later, as in the processes of Muster's scripts. The test of the demo
+goes without this, as users do.
 """
 
 import gc
@@ -38,6 +39,7 @@ class WithoutCollections(SourceFileLoader):
             super().exec_module(module)
         finally:
             gc.enable()
+        gc.freeze()
 
 
 def importer() -> str:

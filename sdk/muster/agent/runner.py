@@ -41,6 +41,7 @@ BROUGHT_BY_OTHERS = 2  # in the ``isbuiltin`` of a NumPy dtype
 LONGEST_NUMBER = 10000  # bits of an integer that every Python reads from JSON
 MOST_CALLS = 100  # calls of one thread's stack that are shown
 NOT_THE_SCRIPTS = (__file__, runpy.__file__, "<frozen runpy>")  # files whose frames do not belong to the script
+LARGE_IMPORTS = "muster.training.large_imports"
 OURS = ("muster-stacks", "muster-stages", "muster-report")  # threads of Muster
 LONGEST_MESSAGE = 1000  # characters of an exception's message that are reported
 HEADINGS = (  # patterns of text that TensorFlow and Keras put before the actual message
@@ -62,6 +63,8 @@ def main(argv):
     sys.breakpointhook = refuse_debugger
     _drop_blank_proxies()
     _tell_of_exits()
+    with contextlib.suppress(ImportError):  # this file runs without the one beside it as well
+        importlib.import_module(LARGE_IMPORTS).install()
     progress = _watched()
     if progress:
         _watch_threads(progress)
@@ -112,7 +115,8 @@ def write_what_is_buffered():
     alone, since writing to them may block forever.
     """
     kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)  # those that write into others come first
-    streams = [found for found in gc.get_objects() if type(found) in kinds]
+    earlier = getattr(sys.modules.get(LARGE_IMPORTS), "earlier_files", list)()  # type: list[Any]
+    streams = [found for found in gc.get_objects() + earlier if type(found) in kinds]
     for stream in sorted(streams, key=lambda stream: kinds.index(type(stream))):
         with contextlib.suppress(Exception):  # it is closed, or its disk is full, which the interpreter may report
             if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):

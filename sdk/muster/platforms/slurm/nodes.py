@@ -30,7 +30,7 @@ class Node:
 
     @property
     def is_out_of_service(self) -> bool:
-        """Whether it takes no jobs for now, such as one that is drained."""
+        """True if it takes no jobs for now, as it is drained, for example."""
         return self.state.startswith(OUT_OF_SERVICE)
 
 
