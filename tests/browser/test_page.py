@@ -143,6 +143,78 @@ def read_function(name: str) -> str:
     return found.group()
 
 
+KEPT = """() => {{
+  {code}
+  const store = new Store();
+  const diff = (number, status) => ({{ kind: "diff", number, now: 0, run: {{ status }}, names: [], columns: {{}}, rows: [], points: {{}}, anew: [] }});
+  const beat = (number) => ({{ kind: "beat", number }});
+  const snapshot = {{ kind: "snapshot", number: 4, now: 0, run: {{ status: "queued" }}, names: [], columns: {{}}, curves: {{}} }};
+  return [diff(1, "none"), beat(0), snapshot, beat(4), diff(4, "old"), diff(5, "running"), beat(5), diff(7, "missed"), beat(7)]
+    .map((message) => [store.apply(message), store.run.status ?? null]);
+}}"""  # noqa: E501
+
+
+def test_what_is_new_is_taken_only_after_a_snapshot_and_without_a_gap(page: Page) -> None:
+    code = web.script().partition("export default")[0]
+    assert page.evaluate(KEPT.format(code=code)) == [
+        [False, None],
+        [False, None],
+        [True, "queued"],
+        [True, "queued"],
+        [True, "queued"],
+        [True, "running"],
+        [True, "running"],
+        [False, "running"],
+        [False, "running"],
+    ]
+
+
+HEARD = """() => {{
+  {code}
+  const sent = [], listeners = [];
+  let [seconds, elapsed] = [1000, 0];
+  Date.now = () => 1000 * (5000 + seconds);
+  performance.now = () => 1000 * seconds;
+  const view = new View(document.body, (message) => sent.push([seconds, message.ask, message.seconds ?? null]), {{ isLive: true }});
+  clearInterval(view.clock);
+  const hear = (at, message) => {{ seconds = at; view.receive({{ sent: at, ...message }}); }};
+  {heard}
+  view.destroy();
+  return sent;
+}}"""  # noqa: E501
+SNAPSHOT = '{ kind: "snapshot", number: 1, now: 0, run: {}, names: [], columns: {}, curves: {} }'
+
+
+def heard(page: Page, messages: str) -> Any:
+    """What a view asks for while it hears messages, and when."""
+    code = web.script().partition("export default")[0]
+    return page.evaluate(HEARD.format(code=code, heard=messages))
+
+
+def test_a_page_that_falls_behind_asks_for_quiet_for_twice_as_long(page: Page) -> None:
+    beats = """
+        hear(1000, SNAPSHOT);
+        hear(1001, { kind: "beat", number: 1, sent: 1000.1 });
+        hear(1002, { kind: "beat", number: 1, sent: 1000.5 });
+        hear(1003, { kind: "beat", number: 1, sent: 1001.0 });
+        hear(1010, { kind: "beat", number: 1, sent: 1001.5 });
+        hear(1011, { kind: "beat", number: 1, sent: 1011.0 });
+    """.replace("SNAPSHOT", SNAPSHOT)
+    assert heard(page, beats) == [[1000, "snapshot", None], [1002, "quiet", 3], [1010, "quiet", 10]]
+
+
+def test_a_snapshot_that_does_not_come_is_asked_for_again_and_more_and_more_rarely(page: Page) -> None:
+    beats = """
+        for (let at = 1000; at < 1100; at += 1) hear(at, { kind: "beat", number: 1 });
+        hear(1100, SNAPSHOT);
+        hear(1101, { kind: "beat", number: 2 });
+        hear(1110, { kind: "beat", number: 2 });
+        hear(1111, { kind: "beat", number: 2 });
+    """.replace("SNAPSHOT", SNAPSHOT)
+    asked = [at for at, ask, _ in heard(page, beats) if ask == "snapshot"]
+    assert asked == [1000, 1010, 1030, 1070, 1101, 1111]
+
+
 CUT = """() => [...document.querySelectorAll(".muster-row :is(.muster-worker, .muster-status, .muster-progress)")]
     .filter(cell => cell.offsetWidth && cell.lastChild.getBoundingClientRect)
     .filter(cell => cell.lastChild.getBoundingClientRect().right > cell.getBoundingClientRect().right + 1)

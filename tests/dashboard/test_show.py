@@ -127,6 +127,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         state(event)
     widget = RunWidget(state, lambda: tmp_path, Controls(lambda: stops.append(1)))
     monkeypatch.setattr(widget, "send", sent.append)
+    monkeypatch.setattr(RunWidget, "_quiet_until", float("-inf"))
     return widget, sent, stops
 
 
@@ -229,6 +230,39 @@ def test_a_session_that_lives_has_a_pulse_until_the_run_has_ended(made: Any, mon
     widget.tick()
     widget.tick()
     assert [message["kind"] for message in sent[3:]] == ["diff"]
+
+
+def test_a_page_that_has_asked_for_quiet_is_sent_neither_messages_nor_pictures(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widget, sent, _ = made
+    now = [100.0]
+    monkeypatch.setattr("muster.dashboard.widget.time.monotonic", lambda: now[0])
+    widget.cover = "muster-live"
+    widget._answer(widget, {"ask": "snapshot"}, [])
+    pictures = widget.seconds_per_picture
+    widget._answer(widget, {"ask": "quiet", "seconds": 3.5}, [])
+    for unclear in ("long", None):
+        widget._answer(widget, {"ask": "quiet", "seconds": unclear}, [])
+    widget._state(training(2, seconds=21)[-3])
+    now[0] = 103.4
+    widget.tick()
+    assert widget.seconds_per_picture == float("inf")
+    assert [message["kind"] for message in sent] == ["snapshot"]
+
+    now[0] = 103.5
+    widget.tick()
+    assert widget.seconds_per_picture == pictures
+    assert [(message["kind"], message["sent"]) for message in sent] == [("snapshot", 100), ("diff", 103.5)]
+    now[0] = 103.75
+    widget._answer(widget, {"ask": "quiet", "seconds": 1e9}, [])
+    now[0] = 113.75
+    widget.tick()
+    assert sent[-1] == {"kind": "beat", "number": sent[-2]["number"], "sent": 113.75}
+    widget._answer(widget, {"ask": "quiet", "seconds": 5}, [])
+    widget._state(at(30, "run_ended", status="succeeded"))
+    widget.tick()
+    assert sent[-1]["run"]["status"] == "succeeded", "the end does not wait"
 
 
 def test_clicks_are_answered_on_their_own_thread_also_by_ipykernel_7_4() -> None:

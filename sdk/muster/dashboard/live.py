@@ -50,6 +50,7 @@ class LiveState:
 
     Attributes:
         view: the state of the run; to be read with ``lock`` held.
+        number: the number of the last diff.
     """
 
     def __init__(self, view: RunView | None = None) -> None:
@@ -58,7 +59,7 @@ class LiveState:
         self._changed = dict.fromkeys(self.view.workers)  # in order, so that each has its turn
         self._urgent: dict[str, None] = {}
         self._version = -1
-        self._number = 0
+        self.number = 0
         self._sent: Columns = {title: [] for title in COLUMNS}
         self._indices: dict[str, int] = {}
         self._head: dict[str, Any] = {}
@@ -89,13 +90,13 @@ class LiveState:
             if self.view.version == self._version and not self._changed:
                 return None
             self._version = self.view.version
-            self._number += 1
+            self.number += 1
             new = self._take_names()
             rows, columns = self._take_columns(new)
             points, anew = self._take_points()
             return {
                 "kind": "diff",
-                "number": self._number,
+                "number": self.number,
                 "now": self.view.clock(),
                 "run": self._take_head(),
                 "names": [self.view.workers[name].name for name in new],
@@ -120,7 +121,7 @@ class LiveState:
             self._head = {**head_of(self.view), **self._aggregates}
             return {
                 "kind": "snapshot",
-                "number": self._number,
+                "number": self.number,
                 "now": self.view.clock(),
                 "run": dict(self._head),
                 "names": [worker.name for worker in workers],

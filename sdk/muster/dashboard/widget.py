@@ -4,6 +4,9 @@ Messages to the browser are a ``snapshot``, a ``diff``, or a ``beat`` if there i
 when the session is gone; and answers to its requests: for a ``snapshot``, the end of a worker's ``log`` and the lines
 that are ``older``, to ``stop`` the run, for the ``stacks`` of all ranks and for a ``tensorboard``. Requests arrive on
 whatever thread the kernel reads them.
+
+A page handles the messages of all runs of a notebook in turn. One that is sent more than it can handle would show each
+run later and later, so it asks for some seconds of ``quiet`` of all runs when a message has waited long.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from muster.text.cleaning import is_file_name
 SECONDS_PER_BEAT = 0.5  # a page that hears nothing for two seconds says so
 SECONDS_PER_PICTURE = (1.0, 5.0)  # of the picture below the live view, at the beginning of the run and later
 SECONDS_PER_BUNDLE = (10.0, 60.0)  # the same for a picture displayed with the view, which each new one starts anew
+MOST_SECONDS_OF_QUIET = 10.0  # that a page gets at once
 SECONDS_PER_SNAPSHOT = 2.0  # until a request of the browser has been heard
 BASIC = (
     "<code>MUSTER_DASHBOARD=basic</code> in the kernel's environment has a simpler view, for pages that show none here."
@@ -50,6 +54,7 @@ class RunWidget(anywidget.AnyWidget):
         controls: the actions that the page offers on the run.
 
     Attributes:
+        own_id: the model's id, by which its page finds it.
         cover: CSS class of the elements over which every page that knows this widget puts a live view. Empty if the
             widget has to be displayed itself, though no notebook saves it.
     """
@@ -61,14 +66,19 @@ class RunWidget(anywidget.AnyWidget):
     is_own = traitlets.Bool(False).tag(sync=True)
     is_live = traitlets.Bool(True).tag(sync=True)
     has_tensorboard = traitlets.Bool(False).tag(sync=True)
+    _quiet_until = float("-inf")  # of all runs, which a page has one queue for
+    own_id = traitlets.Unicode("").tag(sync=True)
     cover = traitlets.Unicode("").tag(sync=True)
 
     def __init__(self, state: LiveState, folder: Callable[[], Path], controls: Controls) -> None:
+        own_id = secrets.token_hex(16)
         super().__init__(
+            model_id=own_id,
+            own_id=own_id,
             can_stop=controls.stop is not None,
             can_say_stacks=controls.stacks is not None,
             is_own=controls.is_own,
-            cover=f"muster-live-{secrets.token_hex(8)}" if is_jupyter() else "",
+            cover=f"muster-live-{own_id}" if is_jupyter() else "",
         )
         self._state, self._folder, self._controls = state, folder, controls
         self._board = RunBoard(folder)
@@ -87,6 +97,8 @@ class RunWidget(anywidget.AnyWidget):
         In an editor, which displays the view together with the picture, each picture would restart the view. So there
         are few pictures at first, for pages that show no widget, and none once the editor has reported.
         """
+        if self._is_quiet:
+            return math.inf
         if not self.cover:
             return math.inf if self._heard else self._pause(*SECONDS_PER_BUNDLE)
         return self._pause(*SECONDS_PER_PICTURE) if self._heard else SECONDS_PER_PICTURE[0]
@@ -96,6 +108,10 @@ class RunWidget(anywidget.AnyWidget):
         return min(max(least, self._state.view.elapsed / 10), most)
 
     @property
+    def _is_quiet(self) -> bool:
+        return time.monotonic() < self._quiet_until and self._state.view.ended is None
+
+    @property
     def remedy(self) -> str:
         """HTML that says how to get the live view here, or to keep it when the page is loaded again."""
         if not self._heard:
@@ -103,20 +119,22 @@ class RunWidget(anywidget.AnyWidget):
         return BLOCKED if self.cover and self._controls.is_own else ""
 
     def tick(self) -> None:
-        """Send the changes; without any a beat, now and then.
+        """Send the changes; without any a beat, now and then; and nothing while a page has asked for quiet.
 
         Until the first request of a browser is heard, snapshots are sent without one: a kernel that is busy with a cell
         may not hear it, and the browser waits for its snapshot.
         """
         with self._sending:
+            if self._is_quiet:
+                return
             diff = self._state.take_diff()
             now = time.monotonic()
             if not self._heard and now - self._snapshot_at >= SECONDS_PER_SNAPSHOT:
                 self._send_snapshot()  # also without changes: a view may have been opened since
             elif diff:
-                self.send(diff)
+                self._send_at(now, diff)
             elif now - self._told_at >= SECONDS_PER_BEAT and self._state.view.ended is None:
-                self.send({"kind": "beat"})
+                self._send_at(now, {"kind": "beat", "number": self._state.number})
             else:
                 now = self._told_at
             self._told_at = now
@@ -135,6 +153,8 @@ class RunWidget(anywidget.AnyWidget):
             self._answer_with("stacks", self._controls.stacks)
         elif ask == "tensorboard":
             self._board.open(lambda answer: self.send({"kind": "tensorboard", **answer}))
+        elif ask == "quiet" and isinstance(message.get("seconds"), (int, float)):
+            RunWidget._quiet_until = time.monotonic() + min(message["seconds"], MOST_SECONDS_OF_QUIET)
         elif ask in ("snapshot", "log", "older"):
             with self._sending:
                 if ask == "snapshot":
@@ -158,7 +178,11 @@ class RunWidget(anywidget.AnyWidget):
 
     def _send_snapshot(self) -> None:
         self._snapshot_at = time.monotonic()
-        self.send(self._state.snapshot())
+        self._send_at(self._snapshot_at, self._state.snapshot())
+
+    def _send_at(self, now: float, message: dict[str, Any]) -> None:
+        """Send a message with its time, by which a page finds out how long it has waited."""
+        self.send({**message, "sent": now})
 
     def _follow(self, worker: Any) -> None:
         with self._state.lock:

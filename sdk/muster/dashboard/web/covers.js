@@ -38,5 +38,6 @@ class Covers {
 }
 
 function initialize({ model }) {
+  hearInAnyCase(model).catch(() => {}); // a page that has no such model of its own
   if (model.get("cover")) new Covers(model);
 }

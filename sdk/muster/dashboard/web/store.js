@@ -17,8 +17,9 @@ class Store {
 
   // Takes a message in; false where one before it has been missed.
   apply(message) {
-    if (message.kind === "diff" && message.number !== this.number + 1) {
-      return message.number <= this.number;
+    if (message.kind !== "snapshot") {
+      if (this.number == null || message.number > this.number + (message.kind === "diff" ? 1 : 0)) return false;
+      if (message.number <= this.number) return true; // nothing is new in it
     }
     this.number = message.number;
     this.offset = message.now - Date.now() / 1000;

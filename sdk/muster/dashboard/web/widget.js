@@ -3,15 +3,25 @@
 const SECONDS_TO_ANSWER = 0.5; // what the session has before it counts as busy with a cell
 const SECONDS_UNTIL_STUCK = 30;
 const SECONDS_UNTIL_SILENT = 2; // a session that lives is heard of every 0.5 s, or somewhat later under load
+const SECONDS_LATE = 1; // which what is heard may have waited here
+const MOST_SECONDS_OF_QUIET = 10;
+const SECONDS_TO_ASK_AGAIN = 10; // for a snapshot; twice as many each time
 const SECONDS_TO_END = 6; // what an interrupt has to show an effect
+
+// What the views of a kernel's runs share, though each is a module of its own: when this page has asked for quiet, and the
+// least delay from the session's clock, which is another, to this computer's. A view that begins when the page is behind
+// would not know it.
+const kernels = (globalThis.musterKernels ??= new Map());
 
 class View {
   // can: what the session can do for this view: stop, sayStacks; isLive: whether it is there at all; isOwn: whether the
-  // run is its own, so that interrupt, which it hears when it is busy with a cell, ends the run as well.
+  // run is its own, so that interrupt, which it hears when it is busy with a cell, ends the run as well; kernel: its id.
   constructor(root, send, can) {
     this.send = send;
     this.can = can;
     this.heardAt = Date.now() / 1000;
+    this.pulse = kernels.get(can.kernel) ?? { leastDelay: Infinity, quietUntil: 0 };
+    kernels.set(can.kernel, this.pulse);
     this.isGone = false;
     this.store = new Store();
     this.table = new Table(this.store, (worker) => this.select(worker));
@@ -70,8 +80,8 @@ class View {
 
   receive(message) {
     this.heardAt = Date.now() / 1000;
+    if (message.sent != null) this.keepUp(message.sent);
     if (this.store.silentSince != null && !this.isGone) this.tick();
-    if (message.kind === "beat") return;
     if (message.kind === "older") {
       this.log.prepend(message);
     } else if (message.kind === "stacks") {
@@ -87,17 +97,31 @@ class View {
     } else if (message.kind === "tensorboard") {
       this.showBoard(message);
     } else if (this.store.apply(message)) {
-      this.asked &&= message.kind !== "snapshot";
-      this.paintSoon();
-    } else if (!this.asked) {
+      if (message.kind === "snapshot") this.askAgainAt = 0;
+      if (message.kind !== "beat") this.paintSoon();
+    } else if (Date.now() / 1000 >= this.askAgainAt) {
       this.askForSnapshot();
     }
   }
 
-  // Asks once: a kernel that is busy with a cell answers everything that it was ever asked when the cell has ended.
+  // Asks more and more rarely: a kernel that is busy with a cell answers everything when the cell has ended.
   askForSnapshot() {
-    this.asked = true;
+    this.patience = this.askAgainAt ? 2 * this.patience : SECONDS_TO_ASK_AGAIN;
+    this.askAgainAt = Date.now() / 1000 + this.patience;
     this.send({ ask: "snapshot" });
+  }
+
+  // Asks for quiet if a message has waited long: more comes than this page can show, and it would fall ever further
+  // behind. It gets twice the time that it is behind, since it may have been behind from the beginning.
+  keepUp(sent) {
+    const delay = performance.now() / 1000 - sent;
+    this.pulse.leastDelay = Math.min(this.pulse.leastDelay, delay);
+    const late = delay - this.pulse.leastDelay;
+    const now = Date.now() / 1000;
+    if (late < SECONDS_LATE || now < this.pulse.quietUntil) return;
+    const seconds = Math.min(2 * late, MOST_SECONDS_OF_QUIET);
+    this.pulse.quietUntil = now + seconds;
+    this.send({ ask: "quiet", seconds });
   }
 
   query(change) {
@@ -184,12 +208,13 @@ class View {
   // Hears the session's pulse. What is known of a run whose session is silent is old, and is shown as that.
   tick() {
     const { run } = this.store;
+    const now = Date.now() / 1000;
     const alive = run.status === "running" && run.started != null && this.can.isLive;
-    const silent = alive && (this.isGone || Date.now() / 1000 - this.heardAt > SECONDS_UNTIL_SILENT);
+    const silent = alive && (this.isGone || now - Math.max(this.heardAt, this.pulse.quietUntil) > SECONDS_UNTIL_SILENT);
     const changed = silent !== (this.store.silentSince != null);
     this.store.silentSince = silent ? this.heardAt : null;
-    if (changed || Date.now() / 1000 - (this.tickedAt ?? 0) >= 1) {
-      this.tickedAt = Date.now() / 1000;
+    if (changed || now - (this.tickedAt ?? 0) >= 1) {
+      this.tickedAt = now;
       this.paintSoon();
     }
   }
@@ -358,6 +383,21 @@ function whereIs(text) {
   return (lines.find((line) => line.startsWith("  ")) ?? lines[0]).trim();
 }
 
+// anywidget has the messages of a model wait until that is loaded, and refuses all of them for good if this took longer
+// than two seconds, as it does on a busy computer. It is loaded here, so those go where they would have gone.
+async function hearInAnyCase(model) {
+  const own = await model.widget_manager?.get_model?.(model.get("own_id"));
+  const inherited = own && Object.getPrototypeOf(own.constructor.prototype)._handle_comm_msg;
+  if (!inherited || !own.comm) return;
+  own.comm.on_msg(async (message) => {
+    try {
+      await own._handle_comm_msg(message);
+    } catch {
+      await inherited.call(own, message);
+    }
+  });
+}
+
 // A view of a model in an element; returns what ends it.
 function attach(model, el) {
   const kernel = () => model.widget_manager?.kernel;
@@ -372,6 +412,7 @@ function attach(model, el) {
     sayStacks: model.get("can_say_stacks"),
     isOwn: model.get("is_own"),
     isLive: model.get("is_live"),
+    kernel: kernel()?.id,
     interrupt: () => kernel().interrupt(),
   });
   const receive = (message) => view.receive(message);
