@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from muster.commands.main import main
 from muster.dashboard.base import Controls
 from muster.dashboard.clicks import let_clicks_through
 from muster.dashboard.live import LiveState
+from muster.dashboard.notebook import NotebookDashboard
 from muster.errors import RunUnreachable
 from muster.events import Event
 from muster.records.folders import make_run_folder
@@ -173,6 +175,19 @@ def test_the_picture_of_a_run_of_this_session_says_what_keeps_it_live_on_a_page_
         widget._answer(widget, {"ask": "snapshot"}, [])
         assert ("wait=False" in widget.remedy) is is_own
     assert "wait=False" not in made[0].remedy, "an editor displays the view itself"
+
+
+def test_what_a_picture_says_of_the_view_is_brought_up_to_date_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live: Any = SimpleNamespace(cover="over", seconds_per_picture=float("inf"), remedy="install", tick=lambda: None)
+    dashboard = NotebookDashboard(lambda *_: live, lambda: tmp_path, Controls())
+    taken: list[str] = []
+    monkeypatch.setattr(dashboard, "_take_picture", lambda: taken.append(live.remedy))
+    for remedy in ("install", "install", "", ""):
+        live.remedy = remedy
+        dashboard._tick()
+    assert taken == ["install", ""]
 
 
 def test_the_widget_follows_a_log_and_no_other_file(made: Any, tmp_path: Path) -> None:

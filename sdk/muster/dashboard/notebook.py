@@ -117,7 +117,8 @@ class NotebookDashboard:
             self.state.view.single_rate = rate_of_one_worker(self.state.view.job)
         self._live.tick()
         view, now = self.state.view, time.monotonic()
-        stage = (view.run_id, view.phase, view.status, view.exception)
+        remedy = self._live.remedy if self._live.cover else ""  # another once a page has shown the view
+        stage = (view.run_id, view.phase, view.status, view.exception, remedy)
         if stage != self._pictured[0] or now - self._pictured[1] >= self._live.seconds_per_picture:
             self._pictured = (stage, now)
             self._take_picture()
