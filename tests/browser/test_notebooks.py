@@ -471,6 +471,7 @@ def begin(number):
 """
 
 
+@pytest.mark.alone  # the page itself is busy all the time
 def test_a_page_that_cannot_keep_up_shows_every_run_of_a_notebook(open_notebook: Open, page: Page, lab: Server) -> None:
     starts = [f"begin({number})\ntime.sleep({seconds})" for number, seconds in enumerate((0, 0, 0, 15, 0))]
     page.set_viewport_size({"width": 1280, "height": 2400})  # Lab leaves out what is far below
