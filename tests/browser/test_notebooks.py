@@ -441,58 +441,6 @@ def test_a_chart_has_every_step_however_many_are_told_between_two_ticks(
     (lab.root / "burst-seen-again").touch()
 
 
-# A page that takes long for each message of the kernel, as all pages of an overloaded computer do.
-SLOW = f"""() => {{
-    window.slowly = () => {{ const until = performance.now() + 100; while (performance.now() < until); }};
-    {KERNEL}.iopubMessage.connect(window.slowly);
-}}"""
-SEVERAL = """
-import threading, time
-from pathlib import Path
-from muster.dashboard.display import dashboard_of
-from muster.events import Event
-
-class Cluster:
-    run_dir = Path()
-    ask_to_stop = stacks = None
-
-def begin(number):
-    dashboard = dashboard_of(Cluster())
-    def train():
-        dashboard(Event("run_requested", data={"job": {"name": f"run-{number}"}}))
-        ends, step = time.monotonic() + 120, 0
-        while not Path("several-seen").exists() and time.monotonic() < ends:
-            step += 1
-            progress = {"rank": 0, "step": step, "steps": 9999, "metrics": {"loss": 1 / step}}
-            dashboard(Event("progress", "worker-0", progress))
-            time.sleep(0.1)
-        dashboard.close()
-    threading.Thread(target=train, daemon=True).start()
-"""
-
-
-@pytest.mark.alone  # the page itself is busy all the time
-def test_a_page_that_cannot_keep_up_shows_every_run_of_a_notebook(open_notebook: Open, page: Page, lab: Server) -> None:
-    starts = [f"begin({number})\ntime.sleep({seconds})" for number, seconds in enumerate((0, 0, 0, 15, 0))]
-    page.set_viewport_size({"width": 1280, "height": 2400})  # Lab leaves out what is far below
-    notebook = open_notebook(lab, SEVERAL, *starts)
-    page.evaluate(SLOW)
-    notebook.run()
-    titles = page.locator(".muster-title")
-    expect(titles).to_have_count(5, timeout=60_000)
-    for number in range(5):
-        expect(titles.nth(number)).to_contain_text(f"run-{number}", timeout=20_000)
-    pace = page.locator(".muster > .muster-progress")
-    before = pace.all_inner_texts()
-    for number in range(5):
-        expect(pace.nth(number)).not_to_have_text(before[number], use_inner_text=True, timeout=20_000)
-    expect(page.locator(".muster-silent")).to_have_count(0)
-    page.evaluate(f"() => {{ {KERNEL}.iopubMessage.disconnect(window.slowly) }}")
-    (lab.root / "several-seen").touch()
-    expect(titles).to_have_count(0, timeout=60_000)
-    page.set_viewport_size({"width": 1280, "height": 900})
-
-
 # anywidget gives a page two seconds to load a widget. Here that is over at once, as if the page were so slow.
 HURRY = """() => {
     window.patient = AbortSignal.timeout;

@@ -203,6 +203,14 @@ def test_a_page_that_falls_behind_asks_for_quiet_for_twice_as_long(page: Page) -
     assert heard(page, beats) == [[1000, "snapshot", None], [1002, "quiet", 3], [1010, "quiet", 10]]
 
 
+def test_a_clock_that_stood_still_is_no_reason_for_quiet_for_ever(page: Page) -> None:
+    beats = """
+        hear(1000, SNAPSHOT);
+        for (let at = 1001; at < 1060; at += 1) hear(at, { kind: "beat", number: 1, sent: at - 4 });
+    """.replace("SNAPSHOT", SNAPSHOT)
+    assert heard(page, beats) == [[1000, "snapshot", None], [1001, "quiet", 8]]
+
+
 def test_a_snapshot_that_does_not_come_is_asked_for_again_and_more_and_more_rarely(page: Page) -> None:
     beats = """
         for (let at = 1000; at < 1100; at += 1) hear(at, { kind: "beat", number: 1 });
@@ -427,7 +435,7 @@ def test_a_silent_session_that_is_heard_again_is_live_again(browser: Browser) ->
         page.clock.run_for(5000)
         expect(silent).to_have_count(1)
         expect(page.locator(".muster-fate")).to_contain_text("Nothing has been heard of the kernel")
-        page.evaluate(say, {"kind": "beat"})
+        page.evaluate(say, {"kind": "beat", "number": snapshot["number"]})
         page.clock.run_for(100)
     expect(silent).to_have_count(0)
     expect(page.locator(".muster-fate")).to_be_hidden()
@@ -437,7 +445,7 @@ def test_a_silent_session_that_is_heard_again_is_live_again(browser: Browser) ->
     expect(stop).to_have_text("Stopping …")
     page.clock.run_for(1000)
     expect(stop).to_have_text("Stop")  # it has not answered
-    page.evaluate(say, {"kind": "beat"})
+    page.evaluate(say, {"kind": "beat", "number": snapshot["number"]})
     page.clock.run_for(100)
     expect(silent).to_have_count(0)
     stop.click()

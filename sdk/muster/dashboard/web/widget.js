@@ -116,10 +116,15 @@ class View {
   keepUp(sent) {
     const delay = performance.now() / 1000 - sent;
     this.pulse.leastDelay = Math.min(this.pulse.leastDelay, delay);
-    const late = delay - this.pulse.leastDelay;
     const now = Date.now() / 1000;
-    if (late < SECONDS_LATE || now < this.pulse.quietUntil) return;
+    if (now < this.pulse.quietUntil) return;
+    // What was sent after a quiet and is as late as before was in no queue: a clock stood still, as computers sleep.
+    const { asked } = this.pulse;
+    if (asked && sent >= asked.sent + asked.seconds && delay >= asked.delay) this.pulse.leastDelay = delay;
+    const late = delay - this.pulse.leastDelay;
+    if (late < SECONDS_LATE) return;
     const seconds = Math.min(2 * late, MOST_SECONDS_OF_QUIET);
+    this.pulse.asked = { sent, seconds, delay };
     this.pulse.quietUntil = now + seconds;
     this.send({ ask: "quiet", seconds });
   }
