@@ -349,6 +349,23 @@ class TestExplain:
         self.tell(run, [("run_attempt", None, {"attempt": 2, "reason": "killed"}, 0)])
         assert "Step 12" not in run.explain()
 
+    def test_servers_without_a_script_serve_and_never_step(self) -> None:
+        run = make("x", session=sessions.this_session())
+        told: list[tuple[str, str | None, dict[str, Any], float]] = [
+            ("run_requested", None, {"job": {"script": None}}, 100),
+            ("run_phase", None, {"phase": "starting"}, 100),
+            *[("process_started", name, {"pid": 7}, 100) for name in ("ps-0", "worker-0")],
+            ("stage", "worker-0", {"stage": "importing tensorflow"}, 99),
+        ]
+        self.tell(run, told)
+        assert "Phase: starting" in run.explain()
+        assert "No step yet of worker-0: importing tensorflow." in run.explain()
+        self.tell(run, [("listening", "worker-0", {"port": 1}, 90), ("run_phase", None, {"phase": "training"}, 90)])
+        text = run.explain()
+        assert re.search(r"^Phase: serving, for 9\d\.\d s\.$", text, re.MULTILINE)
+        assert "step" not in text
+        assert "Nothing has come" not in text
+
     @staticmethod
     def tell(run: runs.Run, told: Sequence[tuple[str, str | None, dict[str, Any], float]]) -> None:
         """Write events of so many seconds ago."""

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from muster.events import Event
 from muster.events.data import (
+    Listening,
     ProcessExited,
     ProcessStarted,
     Progress,
     RunAttempt,
     RunPhase,
+    RunRequested,
     Stage,
     WorkerReady,
     WorkerState,
@@ -19,6 +21,7 @@ from muster.events.data import (
 from muster.job import SERVER, Status
 
 SILENT_SECONDS = 30.0  # without output or reports from which on a process is listed as silent
+SERVING = "serving"  # the phase of servers through which a session trains, where no script does
 MOST_NAMED = 4  # workers or ranks in a line
 ARRIVED = {status.value for status in Status if status.is_final or status is Status.RUNNING}  # not waited for
 
@@ -47,10 +50,14 @@ def under_way(events: Iterable[Event], now: float, printed: Mapping[str, float])
     phase: tuple[str, float] | None = None
     waiting: dict[str, str] = {}
     processes: dict[Source, _LastSeen] = {}
+    only_serves = False
     for event in events:
         data, worker = event.data, event.worker or ""
-        if isinstance(data, RunPhase):
-            phase = data.phase + (f" ({data.launcher} starts the ranks)" if data.launcher else ""), event.time
+        if isinstance(data, RunRequested):
+            only_serves = data.job.get("script", "") is None
+        elif isinstance(data, RunPhase):
+            said = SERVING if only_serves and data.phase == "training" else data.phase
+            phase = said + (f" ({data.launcher} starts the ranks)" if data.launcher else ""), event.time
         elif isinstance(data, RunAttempt):
             waiting.clear()
             processes.clear()
@@ -66,12 +73,14 @@ def under_way(events: Iterable[Event], now: float, printed: Mapping[str, float])
             processes[worker, data.rank] = _LastSeen(name, event.time)
         elif isinstance(data, ProcessExited):
             processes.pop((worker, data.rank), None)
+        elif isinstance(data, Listening) and only_serves:
+            processes.pop((worker, None), None)  # from now on it waits for the session that trains through it
         elif isinstance(data, (Progress, Stage)):
             _heard(processes.get((worker, data.rank)), data, event.time)
     lines = [f"Phase: {phase[0]}, for {max(0.0, now - phase[1]):.1f} s."] if phase else []
     if waiting:
-        said = [f"{name} ({reason})" if reason else name for name, reason in waiting.items()]
-        lines.append(f"Waiting for {_listed(said)}.")
+        named = [f"{name} ({reason})" if reason else name for name, reason in waiting.items()]
+        lines.append(f"Waiting for {_listed(named)}.")
     for (worker, _), process in processes.items():  # output may be of any of a worker's processes
         process.heard_at = max(process.heard_at, printed.get(worker, 0.0))
     # Parameter servers never report progress.
