@@ -185,6 +185,19 @@ def test_the_first_picture_of_a_run_under_way_is_of_its_present_state(monkeypatc
     assert "launching" not in shown[0]
 
 
+def test_the_picture_of_a_run_that_has_ended_meanwhile_is_that_of_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    display = pytest.importorskip("muster.dashboard.display")
+    monkeypatch.setattr("muster.dashboard.follow.READ_SECONDS", 1.0)  # it ends long before the next reading
+    events = training()
+    events[0] = Event("run_requested", None, {**events[0].data, "session": this_session()}, events[0].time)
+    run, shown = record(events), []
+    monkeypatch.setattr(NotebookDashboard, "show", lambda self: shown.append(self._static()["text/plain"]))
+    display.show(run)
+    (run.run_dir / "result.json").write_text('{"status": "stopped", "seconds": 25}')
+    display.show(run)
+    assert "stopped" in shown[1]
+
+
 def test_the_last_lines_of_a_run_are_told_before_its_end() -> None:
     """Logs are read more seldom than events."""
     events = failing()

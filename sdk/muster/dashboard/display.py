@@ -19,9 +19,10 @@ from muster.dashboard.tensorboard import hint
 from muster.records.runs import Run
 from muster.run.cluster import Cluster
 
-SECONDS_TO_CATCH_UP = 3.0  # at most, to read the events recorded so far of a run under way
+SECONDS_TO_CATCH_UP = 3.0  # at most, to read the events recorded so far of a run
 
 _dashboards: WeakKeyDictionary[Any, NotebookDashboard] = WeakKeyDictionary()
+_followers: WeakKeyDictionary[Any, threading.Thread] = WeakKeyDictionary()  # they end with the runs
 
 
 def dashboard_of(cluster: Shown, kind: str = "") -> NotebookDashboard:
@@ -38,6 +39,8 @@ def dashboard_of(cluster: Shown, kind: str = "") -> NotebookDashboard:
 def show(shown: Cluster | Run) -> None:
     """Display a cluster or a recorded run: live while it runs."""
     if shown in _dashboards:
+        if shown in _followers and Run(shown.run_dir).status != "running":
+            _followers[shown].join(SECONDS_TO_CATCH_UP)  # its end may not have been read yet
         _dashboards[shown].show()
     elif isinstance(shown, Run):
         _show_run(shown, shown, Controls(shown.ask_to_stop, shown.stacks))
@@ -60,7 +63,9 @@ def _show_run(run: Run, shown: Cluster | Run, controls: Controls) -> None:
         return
     dashboard = _dashboards[shown] = NotebookDashboard(_load(""), lambda: run.run_dir, controls)
     caught_up = threading.Event()
-    threading.Thread(target=follow, args=(run, dashboard, caught_up), name="muster-follow", daemon=True).start()
+    follower = threading.Thread(target=follow, args=(run, dashboard, caught_up), name="muster-follow", daemon=True)
+    _followers[shown] = follower
+    follower.start()
     caught_up.wait(SECONDS_TO_CATCH_UP)  # so that the first picture shows the run as it is now
     dashboard.show()
 
