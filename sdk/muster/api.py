@@ -31,6 +31,7 @@ from muster.run.request import CheckedRun, RunRequest
 from muster.runtime import interrupts
 from muster.runtime.echo import without_echo
 from muster.strategies.base import Strategy
+from muster.text.shown import duration
 
 if TYPE_CHECKING:  # most sessions never need these modules
     from muster.checkup import Report
@@ -100,7 +101,7 @@ class ClusterAddress(tuple[Any, Any]):
         run = _recorded(self.cluster)
         known = (run.result or {}).get("metrics") or {}
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in known.items() if isinstance(value, (int, float)))
-        told = f"{run.status} in {run.seconds:.1f} s{f': {metrics}' if metrics and not self._is_shown else ''}"
+        told = f"{run.status} in {duration(run.seconds)}{f': {metrics}' if metrics and not self._is_shown else ''}"
         return f"<run {run.run_id} {told}; it has result, values, logs() and explain()>"
 
 

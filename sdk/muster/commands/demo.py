@@ -19,12 +19,12 @@ from typing import Any
 
 import muster
 from muster.agent.linux import marked
-from muster.dashboard.text import duration
 from muster.errors import MusterError, PlatformUnsupported
 from muster.events.data import Listening, ProcessExited, ProcessStarted, WorkerReady
 from muster.records.runs import Run
 from muster.runtime.extras import extra
 from muster.text.cleaning import clean
+from muster.text.shown import duration
 
 try:
     with extra("demo"):

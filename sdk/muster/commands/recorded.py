@@ -17,7 +17,7 @@ from muster.commands.options import Number, WholeNumber
 from muster.commands.run import as_options
 from muster.commands.wrapping import columns, wrapped
 from muster.dashboard import is_terminal
-from muster.dashboard.text import COLOURS, GLYPHS, duration
+from muster.dashboard.text import COLOURS, GLYPHS
 from muster.errors import RunNotFound
 from muster.records import folders, lookup
 from muster.records.record import LAUNCHER_LOG
@@ -27,6 +27,7 @@ from muster.runtime.outlet import takes_escapes
 from muster.text.arguments import ArgumentText
 from muster.text.cleaning import clean
 from muster.text.reading import Appended
+from muster.text.shown import duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

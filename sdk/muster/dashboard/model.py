@@ -17,12 +17,12 @@ from typing import Any
 from muster import events
 from muster.dashboard.curve import Curve, Point
 from muster.dashboard.progress import ProcessProgress
-from muster.dashboard.text import duration
 from muster.dashboard.worker import FINAL, WorkerView
 from muster.events import Event, EventKind
 from muster.failure.causes import tells_of_another
 from muster.job import SERVER
 from muster.text.cleaning import clean
+from muster.text.shown import duration
 from muster.training.stages import RUNNING
 
 __all__ = ["FINAL", "RunView", "WorkerView", "fold"]

@@ -6,11 +6,12 @@ import threading
 from typing import TextIO
 
 from muster.dashboard.model import RunView, WorkerView, fold
-from muster.dashboard.text import duration, first_line, number, rate
+from muster.dashboard.text import first_line, number, rate
 from muster.dashboard.ticker import seconds_to_finish
 from muster.events import Event, EventKind
 from muster.failure.causes import tells_of_another
 from muster.runtime.outlet import Outlet
+from muster.text.shown import duration
 
 PROGRESS_SECONDS = 5.0  # between two lines of progress
 

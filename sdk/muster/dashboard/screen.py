@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.dashboard.model import RunView, WorkerView
-from muster.dashboard.text import COLOURS, GLYPHS, duration, number, rate, size, sparkline, volume
+from muster.dashboard.text import COLOURS, GLYPHS, number, rate, size, sparkline, volume
+from muster.text.shown import duration
 
 MAX_CAUSE_LINES = 6
 NOTES = 2  # the number of notes shown, the newest ones

@@ -14,9 +14,10 @@ from itertools import compress
 from muster.dashboard.charts import charts
 from muster.dashboard.model import RunView, WorkerView
 from muster.dashboard.repeat import repeat_command
-from muster.dashboard.text import GLYPHS, duration, number, rate, size, volume
+from muster.dashboard.text import GLYPHS, number, rate, size, volume
 from muster.records.runs import Run
 from muster.text.cleaning import clean
+from muster.text.shown import duration
 
 COLUMNS = ("worker", "status", "phase", "address", "progress", "ex/s", "sent", "cpu", "gpu", "memory", "last line")
 MAX_ROWS = 64

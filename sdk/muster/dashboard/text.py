@@ -42,19 +42,6 @@ def first_line(text: str) -> str:
     return text.partition("\n")[0]
 
 
-def duration(seconds: float) -> str:
-    """Return a number of seconds as people read it.
-
-    >>> duration(3.21), duration(75), duration(7265)
-    ('3.2 s', '1:15', '2:01:05')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
 def size(count: float | None, limit: float | None = None) -> str:
     """Return a number of bytes in GB (10**9), with its limit if there is one.
 

@@ -12,22 +12,23 @@ from muster.records.record import LAUNCHER_LOG, LOST_REASON, RunRecord
 from muster.records.sessions import WAKE, suspended, words_for_suspended
 from muster.records.under_way import under_way
 from muster.text.arguments import ArgumentText, Command
+from muster.text.shown import duration
 
 NOTES = (Note, RunAttempt)  # events that tell the user something
 
 
 def explanation(record: RunRecord, write: Callable[[str], str]) -> str:
     """Return the explanation; ``write`` converts its advice, a ``str`` or an ``ArgumentText``, to text."""
-    headline, seconds = f"{record.name} ({record.run_id})", f"{record.seconds:.1f} s"
+    headline, took = f"{record.name} ({record.run_id})", duration(record.seconds)
     remarks = _remarks(record)
     if record.status == "succeeded":
-        return "\n".join([f"{headline} succeeded in {seconds}.", *remarks, *_outcome(record)])
+        return "\n".join([f"{headline} succeeded in {took}.", *remarks, *_outcome(record)])
     if record.status == "running":
-        return "\n".join([f"{headline} is running, since {seconds}.", *_state(record), *remarks, *_ways(record, write)])
+        return "\n".join([f"{headline} has been running for {took}.", *_state(record), *remarks, *_ways(record, write)])
     if record.status == "lost":
-        heard = f"It was last heard of after {seconds}."
+        heard = f"It was last heard of after {took}."
         return "\n".join([f"{headline} was lost: {LOST_REASON}.", heard, *remarks, *_cause(record, write)])
-    return "\n".join([f"{headline} {record.status} after {seconds}.", *remarks, *_cause(record, write)])
+    return "\n".join([f"{headline} {record.status} after {took}.", *remarks, *_cause(record, write)])
 
 
 def _state(record: RunRecord) -> list[str]:

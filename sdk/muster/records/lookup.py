@@ -19,7 +19,7 @@ from muster.records.runs import Run
 from muster.records.sessions import has_begun
 from muster.text.arguments import ArgumentText, Command
 from muster.text.cleaning import clean
-from muster.text.shown import Table
+from muster.text.shown import Table, duration
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Runs(Table[Run]):
 
     def cells(self, item: Run) -> Sequence[str]:
         """Return a run's row, as in ``muster runs``."""
-        return item.status, f"{item.seconds:.1f} s", item.strategy, item.run_id
+        return item.status, duration(item.seconds), item.strategy, item.run_id
 
 
 @without_inner_frames

@@ -14,7 +14,7 @@ from muster.records.result import Result
 from muster.records.sessions import WAKE, suspended, wake, words_for_suspended
 from muster.runtime.interrupts import RunInterrupted, cancelled
 from muster.text.cleaning import clean
-from muster.text.shown import Stacks, Text
+from muster.text.shown import Stacks, Text, duration
 
 POLL_SECONDS = 0.2  # between two looks at whether a run has ended
 
@@ -173,4 +173,4 @@ class Run(RunRecord):
         return Text(clean(explanation(self, write)))
 
     def __repr__(self) -> str:
-        return f"<Run {self.run_id} {self.status} {self.seconds:.1f}s>"
+        return f"<Run {self.run_id} {self.status} {duration(self.seconds)}>"

@@ -19,6 +19,7 @@ from muster.events.data import (
     WorkerState,
 )
 from muster.job import SERVER, Status
+from muster.text.shown import duration
 
 SILENT_SECONDS = 30.0  # without output or reports from which on a process is listed as silent
 SERVING = "serving"  # the phase of servers through which a session trains, where no script does
@@ -77,7 +78,7 @@ def under_way(events: Iterable[Event], now: float, printed: Mapping[str, float])
             processes.pop((worker, None), None)  # from now on it waits for the session that trains through it
         elif isinstance(data, (Progress, Stage)):
             _heard(processes.get((worker, data.rank)), data, event.time)
-    lines = [f"Phase: {phase[0]}, for {max(0.0, now - phase[1]):.1f} s."] if phase else []
+    lines = [f"Phase: {phase[0]}, for {duration(max(0.0, now - phase[1]))}."] if phase else []
     if waiting:
         named = [f"{name} ({reason})" if reason else name for name, reason in waiting.items()]
         lines.append(f"Waiting for {_listed(named)}.")

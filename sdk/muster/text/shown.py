@@ -1,4 +1,4 @@
-"""Values with a readable display at prompts and in notebooks: texts line by line, stacks in order, lists as tables."""
+"""Values as people read them, at prompts and in notebooks: times, texts line by line, stacks in order, tables."""
 
 from __future__ import annotations
 
@@ -8,6 +8,19 @@ from typing import Any, SupportsIndex, TypeVar, overload
 from muster.text.cleaning import clean
 
 T = TypeVar("T")
+
+
+def duration(seconds: float) -> str:
+    """Return a number of seconds as people read it.
+
+    >>> duration(3.21), duration(75), duration(7265)
+    ('3.2 s', '1:15', '2:01:05')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class Text(str):
