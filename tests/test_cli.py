@@ -771,6 +771,24 @@ def test_a_line_that_points_at_another_is_left_out_where_it_does_not_fit(monkeyp
     assert "^" not in wrapped(traceback, terminal)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("stop", "mnist"),
+        ("attach",),
+        ("run", "-s", "procesess", "train.py"),
+        ("plan", "--workrs", "2", "train.py"),
+        ("plan", "--detach", "8x", "train.py"),
+        ("run", "-s", "processes", "missing.py", "--epoch", "2", "--memry", "3"),
+    ],
+)
+def test_sentences_are_broken_between_words_in_a_narrow_terminal(arguments: tuple[str, ...]) -> None:
+    recorded("mnist")
+    lines = in_terminal(*arguments, COLUMNS="40").splitlines()
+    assert len(lines) > 1
+    assert [line for line in lines if len(line) > 40 and " " in line.strip()] == []
+
+
 def test_a_run_whose_lines_cannot_be_written_says_so_and_goes_on(tmp_path: Path) -> None:
     (tmp_path / "works.py").write_text("print('works')\n")
     line = f"{sys.executable} -m muster run -s processes works.py > /dev/full"

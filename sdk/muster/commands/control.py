@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from muster.commands import completion, naming
+from muster.commands.wrapping import say
 from muster.errors import RunUnreachable
 from muster.records import lookup
 from muster.text.cleaning import clean
@@ -23,7 +24,7 @@ def stop(run: str, now: bool) -> None:
     """
     opened = lookup.open_run(run)
     if opened.status != "running":
-        click.echo(f"{opened.run_id} has ended already: {opened.status}.")
+        say(f"{opened.run_id} has ended already: {opened.status}.")
         return
     try:
         opened.stop(SECONDS_TO_END, now=now)
@@ -32,7 +33,7 @@ def stop(run: str, now: bool) -> None:
             f"Run {opened.run_id} has been asked to stop, and has not ended after {SECONDS_TO_END:g} s.",
             advice=f"muster stop --now {opened.run_id}",
         ) from None
-    click.echo(f"{opened.run_id} has ended: {opened.status}.")
+    say(f"{opened.run_id} has ended: {opened.status}.")
 
 
 @click.command()
@@ -50,7 +51,7 @@ def stacks(run: str, worker: str | None) -> None:
     for name, text in found.items():
         click.echo(f"{clean(name)}:\n{clean(text).rstrip()}\n")
     if not found:
-        click.echo(f"{f'Nothing of {wanted}' if wanted else 'No rank'} runs now.", err=True)
+        say(f"{f'Nothing of {wanted}' if wanted else 'No rank'} runs now.", err=True)
 
 
 def _is_of(member: str, process: str) -> bool:

@@ -100,18 +100,22 @@ class ErrorsAsExitCodes(click.Group):
         except MusterError as error:
             _say_error(wrapped(clean(_spelled(error)), sys.stderr, len(ERROR)))
             ctx.exit(exit_code(error))
-        except click.NoSuchOption as error:
-            near = difflib.get_close_matches(error.option_name, error.possibilities or (), cutoff=NEAR)
-            raise click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx) from None
-        except click.BadOptionUsage as error:
-            if not error.message.endswith("requires an argument."):
-                raise
-            command = self.commands.get(ctx.invoked_subcommand or "", self)
-            said = f"{error.message[:-1]}: {_with_value(command, ctx, error.option_name)}"
-            raise click.BadOptionUsage(error.option_name, said, error.ctx) from None
+        except click.UsageError as error:
+            said = wrapped(self._in_words(ctx, error), sys.stderr, len(ERROR))
+            raise click.UsageError(said, error.ctx) from None
         except KeyboardInterrupt:
             _say("Interrupted.")
             ctx.exit(INTERRUPTED)
+
+    def _in_words(self, ctx: click.Context, error: click.UsageError) -> str:
+        """Return what is wrong with a command line, and the option that is likely meant, or the value it lacks."""
+        if isinstance(error, click.NoSuchOption):
+            near = difflib.get_close_matches(error.option_name, error.possibilities or (), cutoff=NEAR)
+            return click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx).format_message()
+        if isinstance(error, click.BadOptionUsage) and error.message.endswith("requires an argument."):
+            command = self.commands.get(ctx.invoked_subcommand or "", self)
+            return f"{error.message[:-1]}: {_with_value(command, ctx, error.option_name)}"
+        return error.format_message()
 
 
 def _with_value(command: click.Command, ctx: click.Context, name: str) -> str:

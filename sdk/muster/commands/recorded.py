@@ -15,7 +15,7 @@ import click
 from muster.commands import as_json, completion, naming
 from muster.commands.options import Number, WholeNumber
 from muster.commands.run import as_options
-from muster.commands.wrapping import columns, wrapped
+from muster.commands.wrapping import columns, say
 from muster.dashboard import is_terminal
 from muster.dashboard.text import COLOURS, GLYPHS
 from muster.errors import RunNotFound
@@ -107,9 +107,9 @@ def runs(
     if len(listed) > limit:
         click.echo(f"… and {len(listed) - limit} older")
     if not listed and (name is not None or status):
-        click.echo("No recorded run is like that; `muster runs` lists all.", err=True)
+        say("No recorded run is like that; `muster runs` lists all.", err=True)
     elif not listed:
-        click.echo(f"No run has been recorded in {folders.muster_home() / 'runs'} yet.", err=True)
+        say(f"No run has been recorded in {folders.muster_home() / 'runs'} yet.", err=True)
 
 
 def _pruning(deleted: int, keep: int, older_than: float | None) -> str:
@@ -189,7 +189,7 @@ def explain(run: str, json_wanted: bool) -> None:
     if json_wanted:
         as_json.echo(as_json.explanation(lookup.open_run(run), as_options))
         return
-    click.echo(wrapped(lookup.open_run(run).explain(as_options)))
+    say(lookup.open_run(run).explain(as_options))
 
 
 @click.command()
@@ -246,7 +246,7 @@ def attach(run: str | None) -> None:
     """
     opened = naming.opened(run, "logs") if run else lookup.living_detached_run() or lookup.open_run()
     if run in (None, "last"):
-        click.echo(lookup.attached_to(opened), err=True)
+        say(lookup.attached_to(opened), err=True)
     if opened.status == "running":
         _show_live(opened)
     else:

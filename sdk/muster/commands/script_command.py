@@ -18,6 +18,7 @@ from muster.commands.options import (
     platform_options,
     strategy_options,
 )
+from muster.commands.wrapping import say
 
 LONGEST_SCRIPT = 1_000_000  # characters of a script that are searched for names of its own options
 NUMBER = re.compile(r"[\d.]+")
@@ -58,11 +59,11 @@ class ScriptCommand(PlatformCommand):
         times = {name for name, parameter in options.items() if isinstance(parameter.type, TimeSpan)}
         for unit, meant in times_in_two_words(args, times).items():
             if unit != script:
-                click.echo(f"Warning: {unit} goes to the script. Try: {meant}", err=True)
+                say(f"Warning: {unit} goes to the script. Try: {meant}", err=True)
             elif not ctx.params.get("module") and not os.path.exists(script):
                 raise click.UsageError(f"{script!r} stands where SCRIPT does. Try: {meant}", ctx)
         for word, meant in misspelt(args, takes_value, _text_of(script)).items():
-            click.echo(f"Warning: {word} is no option of muster and goes to the script. Try: {meant}", err=True)
+            say(f"Warning: {word} is no option of muster and goes to the script. Try: {meant}", err=True)
         return rest
 
 

@@ -31,6 +31,11 @@ def wrapped(text: str, stream: TextIO | None = None, taken: int = 0) -> str:
     return "\n".join(_fill(line, width, taken if number == 0 else 0) for number, line in enumerate(lines))
 
 
+def say(text: str, *, err: bool = False) -> None:
+    """Print ``text``, wrapped, to standard output, or to standard error."""
+    click.echo(wrapped(text, sys.stderr if err else sys.stdout), err=err)
+
+
 class HelpFormatter(click.HelpFormatter):
     """Formatter of help that also wraps examples and tables, and puts long options above their descriptions."""
 
