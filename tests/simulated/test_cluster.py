@@ -17,7 +17,7 @@ from muster.checks.script import make_script
 from muster.errors import JobError, MusterError, PlatformError, RunStopped, RunTimeout, ScriptFailed, WorkerLost
 from muster.events import Event
 from muster.job import Job
-from muster.records import control
+from muster.records import control, folders
 from muster.run import cluster as clusters
 from muster.run import execution
 from muster.run.cluster import Cluster
@@ -189,6 +189,24 @@ def test_an_observer_that_blocks_holds_up_neither_the_engine_nor_the_end(
     goes_on.set()
     assert (told[0], told[-1]) == ("run_requested", "run_ended")
     assert "too slow" in caplog.text
+
+
+def test_events_and_record_agree_on_how_long_a_run_took(
+    made: Cluster, platform: ScriptedPlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = folders.write_json_durably
+
+    def slowly(*args: Any) -> None:
+        time.sleep(0.2)  # as on a disk that is busy
+        write(*args)
+
+    monkeypatch.setattr(folders, "write_json_durably", slowly)
+    told: list[Event] = []
+    made.subscribe(told.append)
+    made.start()
+    finish(platform)
+    result = made.wait()
+    assert told[-1].time - told[0].time == pytest.approx(result.seconds, abs=0.001)
 
 
 def test_other_processes_may_ask(made: Cluster) -> None:

@@ -150,7 +150,7 @@ class Execution:
             until = self._started_at + checked.limits.detached if checked.limits.detached is not None else None
             session = sessions.this_session()
             asked = events.RunRequested(job, session, checked.job.python, self.run_id, detached_until=until)
-            self._observers.tell(Event.of(asked))
+            self._observers.tell(Event.of(asked, when=self._started_at))
             await self._control()
             for remark in self._remarks:
                 self._observers.tell(Event.of(events.Note(remark)))
@@ -383,7 +383,8 @@ class Execution:
         keys = ("status", "reason", "advice", "error", "advice_parts")
         told = events.RunEnded(*(recorded[key] for key in keys))
         try:
-            self._observers.tell(Event.of(told, recorded["worker"]))
+            # Whoever shows the run counts its time from event to event: that is to be the time in the record.
+            self._observers.tell(Event.of(told, recorded["worker"], self._started_at + result.seconds))
         finally:
             with contextlib.suppress(OSError):
                 journal.close()
