@@ -176,6 +176,17 @@ def test_a_script_in_the_place_of_a_number_is_told_its_name() -> None:
         assert advice in str(caught.value.advice)
 
 
+def test_a_strategy_or_platform_in_the_place_of_a_number_is_told_its_name() -> None:
+    misplaced: list[tuple[Callable[..., Any], list[Any], str]] = [
+        (run_cluster, [2, "processes"], 'strategy="processes"'), (run_cluster, ["slurm"], 'platform="slurm"'),
+        (muster.doctor, [2, "horovod"], 'strategy="horovod"'), (muster.pool, ["hosts"], 'platform="hosts"'),
+    ]  # fmt: skip
+    for call, arguments, advice in misplaced:
+        with pytest.raises(CallError, match=f"is '{arguments[-1]}'; it must be a number") as caught:
+            call(*arguments)
+        assert str(caught.value.advice) == advice
+
+
 @pytest.mark.parametrize(("name", "advice"), [
     ("cpus", "cpu="), ("gpus", "nvidia_gpu="), ("strategy", "pool.run_cluster(..., strategy=...)"),
     ("slots", "pool.run_cluster(..., slots=...)"), ("worker_script", "pool.run_cluster(..., worker_script=...)"),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from muster import platforms, strategies
-from muster.checks.names import refuse_near, refuse_parameters, refuse_script_as_number, refuse_unknown
+from muster.checks.names import NUMBERS, refuse_near, refuse_parameters, refuse_script_as_number, refuse_unknown
 from muster.errors import CallError
 from muster.platforms import PLATFORMS
 from muster.strategies import STRATEGIES
+from muster.text.arguments import Argument, ArgumentText
 
 
 def refuse_misnamed(given: Mapping[str, Any], own: Sequence[str]) -> None:
@@ -20,9 +21,10 @@ def refuse_misnamed(given: Mapping[str, Any], own: Sequence[str]) -> None:
         own: names of the parameters of ``run_cluster``.
 
     Raises:
-        CallError: there is such an argument, or a script stands where a number belongs.
+        CallError: there is such an argument, or a script or a name stands where a number belongs.
     """
     refuse_script_as_number(given)
+    _refuse_name_as_number(given, {"strategy": STRATEGIES, "platform": PLATFORMS})
     strategy = given.get("strategy", "parameter_server")
     mine = strategies.option_names(strategy) if isinstance(strategy, str) else []
     mine += _options_of_platform(given.get("platform"))
@@ -35,6 +37,17 @@ def refuse_misnamed(given: Mapping[str, Any], own: Sequence[str]) -> None:
         refuse_unknown("run_cluster", [name for name in unknown if name not in known], [*own, *mine])
 
 
+def _refuse_name_as_number(given: Mapping[str, Any], known: Mapping[str, Container[str]]) -> None:
+    """Raise CallError for a name of ``known`` in the place of a number, as in ``run_cluster(2, "processes")``."""
+    for number in NUMBERS:
+        value = given.get(number)
+        for name, values in known.items():
+            if isinstance(value, str) and value in values:
+                raise CallError(
+                    f"{number} is {value!r}; it must be a number.", advice=ArgumentText(Argument(name, value))
+                )
+
+
 def refuse_misnamed_of_pool(given: Mapping[str, Any], own: Sequence[str], of_runs: Sequence[str]) -> None:
     """Refuse arguments that ``pool`` does not have, except options of other platforms, which are refused elsewhere.
 
@@ -43,9 +56,10 @@ def refuse_misnamed_of_pool(given: Mapping[str, Any], own: Sequence[str], of_run
         of_runs: names of the parameters of ``run_cluster``.
 
     Raises:
-        CallError: there is one, or a script stands where a number belongs.
+        CallError: there is one, or a script or a name stands where a number belongs.
     """
     refuse_script_as_number(given)
+    _refuse_name_as_number(given, {"platform": PLATFORMS})
     mine = [*own, *_options_of_platform(given.get("platform"))]
     unknown = [name for name in given.get("options", {}) if name not in mine]
     if not unknown:
