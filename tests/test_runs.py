@@ -435,6 +435,12 @@ class TestFind:
         with pytest.raises(JobError, match="limit is 'mnist'"):
             lookup.list_runs("mnist")  # type: ignore[arg-type]
 
+    def test_of_many_runs_that_are_meant_the_newest_are_named_and_the_others_counted(self) -> None:
+        ids = [make("mnist", days_ago=days).run_id for days in range(8)]
+        with pytest.raises(RunNotFound, match="8 runs are called 'mnist'") as caught:
+            lookup.open_run("mnist")
+        assert caught.value.advice == f"{', '.join(ids[:5])} or one of 3 more"
+
     def test_none_yet(self, home: Path) -> None:
         assert lookup.list_runs() == []
         assert not home.exists()

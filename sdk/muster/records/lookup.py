@@ -24,6 +24,7 @@ from muster.text.shown import Table, duration
 logger = logging.getLogger(__name__)
 
 STATUSES = ("running", "succeeded", "failed", "stopped", "lost")
+MOST_NAMED = 5  # runs in the advice of an error
 LIKE = 0.6  # similarity to the given name from which on an id is suggested
 LOST_GRACE = 24 * 3600.0  # seconds that a lost run is kept: its session may live on a machine that shares this folder
 
@@ -114,10 +115,16 @@ def open_run(name: str = "last") -> Run:
         if len(matches) == 1:
             return runs[matches[0]]
         if matches:
-            raise RunNotFound(f"{len(matches)} runs {what} {name!r}.", advice=", ".join(matches[:5]))
+            raise RunNotFound(f"{len(matches)} runs {what} {name!r}.", advice=_some_of(matches))
     near = [run_id for run_id in runs if name and name in run_id] or _near(name, list(runs))
     lists = ArgumentText(Command("muster.list_runs()", "`muster runs`"), " lists them")
-    raise RunNotFound(f"There is no run {name!r}.", advice=", ".join(near[:5]) or lists)
+    raise RunNotFound(f"There is no run {name!r}.", advice=", ".join(near[:MOST_NAMED]) or lists)
+
+
+def _some_of(run_ids: Sequence[str]) -> str:
+    """Return a few ids, and how many more there are."""
+    more = len(run_ids) - MOST_NAMED
+    return ", ".join(run_ids[:MOST_NAMED]) + (f" or one of {more} more" if more > 0 else "")
 
 
 def living_detached_run() -> Run | None:
