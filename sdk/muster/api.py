@@ -93,16 +93,18 @@ class ClusterAddress(tuple[Any, Any]):
         return self.cluster.__await__()
 
     def __repr__(self) -> str:
-        """Return the pair if there are servers, else the state or outcome of the run: two Nones would say less."""
-        if self[0] or not self.cluster.run_id:
+        """Return the pair as long as servers listen, else the state or outcome of the run: two Nones would say less."""
+        is_running = self.cluster.is_running
+        if not self.cluster.run_id or (is_running and self[0]):
             return super().__repr__()
-        if self.cluster.is_running:
+        if is_running:
             return f"<run {self.cluster.run_id} is running; it has wait(), stop(), logs(), stacks()>"
         run = _recorded(self.cluster)
         known = (run.result or {}).get("metrics") or {}
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in known.items() if isinstance(value, (int, float)))
         told = f"{run.status} in {duration(run.seconds)}{f': {metrics}' if metrics and not self._is_shown else ''}"
-        return f"<run {run.run_id} {told}; it has result, values, logs() and explain()>"
+        has = "result, values, " if run.status == "succeeded" else ""  # which raise what went wrong, if something did
+        return f"<run {run.run_id} {told}; it has {has}logs() and explain()>"
 
 
 def _recorded(cluster: Cluster) -> Run:

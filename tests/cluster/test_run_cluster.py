@@ -139,8 +139,10 @@ def test_statuses_only_move_forward_and_end(script: Any) -> None:
 
 def test_the_handle_waits_stops_and_tells(script: Any) -> None:
     path = script("import time\nprint('started', flush=True)\ntime.sleep(60)")
-    cluster = run(path, wait=False).cluster
+    address = run(path, wait=False)
+    cluster = address.cluster
     assert cluster.is_running
+    assert "is running; it has wait(), stop(), logs(), stacks()>" in repr(address)
     with pytest.raises(TimeoutError):
         cluster.wait(timeout=0.1)
     eventually(lambda: all("started" in cluster.logs(worker.name) for worker in cluster.status), "the script runs")
@@ -153,6 +155,8 @@ def test_the_handle_waits_stops_and_tells(script: Any) -> None:
         cluster.wait()
     assert "stopped" in repr(cluster)
     assert "stopped" in cluster.explain()
+    for ended in (address, ClusterAddress({"ps": ["127.0.0.1:1"]}, "grpc://127.0.0.1:1", cluster)):
+        assert re.fullmatch(r"<run \S+ stopped in [\d.]+ s; it has logs\(\) and explain\(\)>", repr(ended))
 
 
 def test_leaving_the_context_stops_the_run(script: Any) -> None:

@@ -164,7 +164,9 @@ def test_what_run_cluster_returns_says_what_became_of_the_run_and_unpacks(execut
     )
 
     result = notebook.cells[1].outputs[0].data["text/plain"]
-    assert re.fullmatch(r"<run \S+-train-\S+ succeeded in [\d.]+ s: loss 0.25; it has .*>", result)
+    assert re.fullmatch(
+        r"<run \S+-train-\S+ succeeded in [\d.]+ s: loss 0.25; it has result, values, logs\(\) and explain\(\)>", result
+    )
     assert notebook.cells[2].outputs[0].data["text/plain"] == "True"
 
 
