@@ -195,7 +195,7 @@ def test_a_picture_of_a_run_under_way_says_when_that_was_and_not_that_it_goes_on
 
 def test_the_picture_of_a_run_that_has_not_started_says_when_that_was() -> None:
     for picture in mime_bundle(RunView(clock=lambda: START)).values():
-        assert f"was not started at {time.strftime('%H:%M:%S', time.localtime(START))}" in picture
+        assert f"had not started at {time.strftime('%H:%M:%S', time.localtime(START))}" in picture
 
 
 @pytest.mark.parametrize("n_workers", [3, MAX_ROWS + 1])

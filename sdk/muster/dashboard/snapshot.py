@@ -141,8 +141,8 @@ def _stage(view: RunView) -> str:
     """Return the run's status; while it is under way, its stage with the time, as it may be read long afterwards."""
     if view.ended is not None:
         return view.status
-    stage = "not started" if view.started is None else view.doing
-    return f"was {stage} at {time.strftime('%H:%M:%S', time.localtime(view.clock()))}"
+    stage = "had not started" if view.started is None else f"was {view.doing}"
+    return f"{stage} at {time.strftime('%H:%M:%S', time.localtime(view.clock()))}"
 
 
 def _title(view: RunView) -> str:
