@@ -16,7 +16,7 @@ from muster.api import run_cluster
 from muster.checks.arguments import plain_args, plain_bool, plain_env
 from muster.checks.names import OTHER_NAMES
 from muster.checks.script import make_script
-from muster.errors import CallError, JobError, MusterError
+from muster.errors import CallError, JobError, MusterError, RunInterrupted, without_inner_frames
 from muster.job import Limits
 from muster.strategies import get_strategy
 from muster.strategies.processes import Processes
@@ -291,6 +291,20 @@ def test_a_defect_keeps_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TypeError) as caught:
         muster.run_cluster(1)
     assert len(traceback.extract_tb(caught.value.__traceback__)) > 2
+
+
+@pytest.mark.parametrize("kind", [JobError, RunInterrupted])
+def test_errors_and_interrupts_that_were_handled_are_raised_without_inner_frames(kind: type[BaseException]) -> None:
+    @without_inner_frames
+    def wait() -> None:
+        def inner() -> None:
+            raise kind("the run was stopped")
+
+        inner()
+
+    with pytest.raises(kind, match="the run was stopped") as caught:
+        wait()
+    assert [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)][1:] == ["call"]
 
 
 def test_a_call_that_lacks_an_argument_is_an_error_of_musters_without_inner_frames() -> None:

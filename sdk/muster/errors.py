@@ -106,18 +106,26 @@ class MusterError(Exception):
         return shown_in_notebooks(self)
 
 
+class RunInterrupted(KeyboardInterrupt):
+    """An interrupt that has been handled; its text says what has become of the run."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows: no frames, since there is nothing to look for."""
+        return [f"KeyboardInterrupt: {self}"]
+
+
 def without_inner_frames(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
     """Wrap a public function so that the traceback of a MusterError that it raises ends at the function's caller.
 
-    The frames inside Muster tell users nothing. A TypeError for wrong arguments becomes a CallError in the same way.
-    Other errors keep all of their frames.
+    The frames inside Muster tell users nothing. The same holds for an interrupt that has been handled. A TypeError for
+    wrong arguments becomes a CallError in the same way. Other errors keep all of their frames.
     """
 
     @functools.wraps(function)
     def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
         try:
             return function(*args, **kwargs)
-        except MusterError as error:
+        except (MusterError, RunInterrupted) as error:
             raise error.with_traceback(None) from None
         except TypeError as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # raised in the function

@@ -19,13 +19,12 @@ import muster
 import pytest
 from click.testing import CliRunner
 from muster.commands.main import main
-from muster.errors import JobError, PlatformError, RunLost, RunStopped, ScriptFailed
+from muster.errors import JobError, PlatformError, RunInterrupted, RunLost, RunStopped, ScriptFailed
 from muster.platforms.local import LocalPlatform
 from muster.records import lookup, sessions
 from muster.records.runs import Run
 from muster.run import controller
 from muster.run.request import RunRequest, check
-from muster.runtime.interrupts import RunInterrupted
 
 from tests.support import IMPORT_PATH, eventually
 

@@ -7,8 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from muster.dashboard.frontend import is_attended
-from muster.errors import RunStopped
-from muster.runtime.interrupts import RunInterrupted
+from muster.errors import RunInterrupted, RunStopped
 
 REST = "Cells that were to run after this one do not."
 

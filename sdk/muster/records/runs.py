@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
-from muster.errors import JobError, RunLost, RunUnreachable, StillRunning, without_inner_frames
+from muster.errors import JobError, RunInterrupted, RunLost, RunUnreachable, StillRunning, without_inner_frames
 from muster.records import control
 from muster.records.record import LOST_ADVICE, RunRecord
 from muster.records.result import Result
 from muster.records.sessions import WAKE, suspended, wake, words_for_suspended
-from muster.runtime.interrupts import RunInterrupted, cancelled
+from muster.runtime.interrupts import cancelled
 from muster.text.cleaning import clean
 from muster.text.shown import Stacks, Text, duration
 

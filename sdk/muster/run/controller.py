@@ -19,14 +19,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from muster.errors import JobError, MusterError, PlatformError
+from muster.errors import JobError, MusterError, PlatformError, RunInterrupted
 from muster.events.observers import Observers
 from muster.platforms.base import Platform
 from muster.records.runs import Run
 from muster.records.sessions import note_begun
 from muster.run.execution import Execution
 from muster.run.request import CheckedRun, RunRequest, check
-from muster.runtime.interrupts import RunInterrupted
 from muster.text.arguments import Argument, ArgumentText
 
 PACKAGES = Path(__file__).resolve().parents[2]  # the folder that this package is imported from

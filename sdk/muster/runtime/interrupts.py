@@ -10,13 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
-
-class RunInterrupted(KeyboardInterrupt):
-    """An interrupt that has been handled; its text says what has become of the run."""
-
-    def _render_traceback_(self) -> list[str]:
-        """Return what IPython shows: no frames, since there is nothing to look for."""
-        return [f"KeyboardInterrupt: {self}"]
+from muster.errors import RunInterrupted
 
 
 def cancelled(text: str) -> asyncio.CancelledError:
