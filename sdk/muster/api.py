@@ -340,7 +340,7 @@ def _run(cluster: Cluster, has_script: bool, wait: bool, dashboard: bool, is_nam
         forget()
         shown.close()
         print(
-            f"Run {cluster.run_id} goes on: cluster.wait(), or `muster show {cluster.run_id}` elsewhere.",
+            f"Run {cluster.run_id} goes on: run.wait(), or `muster show {cluster.run_id}` elsewhere.",
             file=sys.stderr,
         )
     if has_script and wait:

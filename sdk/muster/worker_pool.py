@@ -168,7 +168,7 @@ class Pool:
         if self._last is not None and self._last.cluster.is_running:
             raise JobError(
                 f"The workers of the pool are taken by run {self._last.cluster.run_id}.",
-                advice="wait for it (cluster.wait()), stop it (cluster.stop()), or make another pool",
+                advice="wait for it (run.wait()), stop it (run.stop()), or make another pool",
             )
         has = self.resources
         self._location.begin(wanted + n_ps)

@@ -151,6 +151,6 @@ c.wait().status
     variables = {**os.environ, "MUSTER_DASHBOARD": "plain"}
     command = [sys.executable, "-q", "-i"]
     done = subprocess.run(command, input=typed, cwd=tmp_path, env=variables, capture_output=True, text=True)
-    assert "goes on: cluster.wait()" in done.stderr
+    assert "goes on: run.wait()" in done.stderr
     assert "'succeeded'" in done.stdout
     assert "succeeded in" not in done.stdout + done.stderr, "nothing is painted over what is typed"
