@@ -72,3 +72,32 @@ def test_files_are_written_whether_they_were_opened_before_or_after(tmp_path: Pa
 
 def test_the_collector_is_back_after_one_that_fails(tmp_path: Path) -> None:
     assert run(tmp_path, fails=True) == ["no such device", "true"]
+
+
+SUMMARIES = """
+import tensorflow as tf
+
+class Trainer:
+    def __init__(self, folder):
+        self.writer = tf.summary.create_file_writer(folder)
+        self.step = tf.function(self.add)  # refers to itself now
+
+    def add(self, number):
+        with self.writer.as_default():
+            tf.summary.scalar("loss", 1.0, step=number)
+
+trainer = Trainer("own")
+trainer.step(tf.constant(1, tf.int64))
+tf.summary.create_file_writer("default").set_as_default()
+tf.summary.scalar("loss", 1.0, step=1)
+"""
+
+
+@pytest.mark.slow
+def test_what_tensorflow_has_yet_to_write_is_written_at_the_end(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SUMMARIES)
+    command = [sys.executable, runner.__file__, "program", "train.py"]
+    subprocess.run(command, cwd=tmp_path, env=environment(), check=True)
+    for folder in ("own", "default"):
+        (file,) = (tmp_path / folder).iterdir()
+        assert b"loss" in file.read_bytes()
