@@ -174,21 +174,15 @@ def test_a_job_that_waits_says_why_and_one_that_is_held_is_given_up(project: Pat
 def test_a_job_waits_for_a_node_that_is_drained(project: Path, slurm: Engine) -> None:
     (project / "train.py").write_text("print('done')\n")
     slurm.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=a new disk")
-    told: list[str] = []
-
-    def look(event: Event) -> None:
-        if event.kind == "worker_state" and "drained" in (event.data.get("reason") or ""):
-            told.append(event.data["reason"])
-            slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME")
-
     try:
-        run("train.py", observers=[look])
-        assert "nodes that it needs are down, drained or reserved" in told[0]
-        slurm.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=a new disk")
         with pytest.raises(LaunchRefused, match="no node has these features"):  # however many nodes are drained
             run("train.py", constraint="fast")
+        running = run("train.py", wait=False)
+        why = "nodes that it needs are down, drained or reserved"
+        eventually(lambda: any(why in str(worker.reason) for worker in running.status), "it says why", timeout=60)
     finally:
         slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME")
+    running.wait()
 
 
 def test_a_job_that_somebody_cancels(project: Path, slurm: Engine) -> None:

@@ -208,6 +208,10 @@ def error_of(worker: Worker) -> type[MusterError]:
         ("AssocMaxJobsLimit", "a limit of your account is reached"),
         ("MaxMemPerLimit", "more memory than"),
         ("(ReqNodeNotAvail, UnavailableNodes:n1)", "down, drained or reserved"),
+        (
+            "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+            "down, drained or reserved",
+        ),
     ],
 )
 def test_limits_of_accounts_and_qos_are_told_while_a_job_waits(reason: str, words: str) -> None:

@@ -21,7 +21,7 @@ OVER = frozenset({
 REASONS = (
     (r"None|Resources", "it waits for nodes that are free"),
     (r"Priority", "jobs with a higher priority come first"),
-    (r"ReqNodeNotAvail|Nodes_required_for_job_are_DOWN", "nodes that it needs are down, drained or reserved"),
+    (r"ReqNodeNotAvail|Nodes.required.for.job.are.DOWN", "nodes that it needs are down, drained or reserved"),
     (r"JobHeldUser", "you hold it: scontrol release lets it go"),
     (r"JobHeldAdmin", "an administrator holds it"),
     (r"launch_failed_requeued_held|.*launch failed", "it could not be launched, and is held: ask an administrator"),
