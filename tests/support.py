@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import os
 import re
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from muster.agent import frames, linux
@@ -41,6 +43,9 @@ TESTS = Path(__file__).parent
 # It is compiled for one interpreter, that of .venv.
 needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
 QUICK_KERAS = TESTS / "quick_keras"
+# Runs commands in this process. Before 8.2 click mixes both streams unless it is told not to; since then it never does.
+SEPARATE: Any = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
+CLI = CliRunner(**SEPARATE)
 IMPORT_PATH = f"{TESTS.parent / 'sdk'}{os.pathsep}{QUICK_KERAS}"  # PYTHONPATH of processes that tests start
 
 # A script whose worker 0 sends to worker 1 through the named pipe "link". When worker 1 ends, worker 0 raises

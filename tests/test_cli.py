@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import json
 import os
@@ -44,11 +43,7 @@ from muster.text.arguments import Argument, ArgumentText
 from muster.text.cleaning import clean
 
 from tests.dashboard.recording import TRAINING
-from tests.support import needs_horovod
-
-# Before 8.2 click mixes both streams unless it is told not to, and since then it never does.
-SEPARATE: Any = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
-RUNNER = CliRunner(**SEPARATE)
+from tests.support import CLI, needs_horovod
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +74,7 @@ def task(tmp_path: Path) -> str:
 
 def muster(*arguments: str) -> Result:
     """Run the command with these arguments. A traceback of ours fails the test."""
-    result = RUNNER.invoke(main, arguments)
+    result = CLI.invoke(main, arguments)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
@@ -906,7 +901,7 @@ def test_clean_fails_where_something_is_left(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_platform_of_ones_own_is_said_to_be_given_in_python(script: str) -> None:
-    result = RUNNER.invoke(main, ["run", "-p", "acme", script])
+    result = CLI.invoke(main, ["run", "-p", "acme", script])
     assert result.exit_code == 2
     assert "'acme' is not one of 'local'" in result.stderr
     assert "given in Python, as an object." in result.stderr

@@ -206,7 +206,7 @@ def test_a_job_that_has_to_make_way(project: Path, slurm: Engine) -> None:
 
 def test_a_job_that_takes_too_long(project: Path, slurm: Engine) -> None:
     running = started(time="10m")
-    slurm.run("scontrol", "update", f"JobId={slurm.jobs()[0]}", "EndTime=now")
+    slurm.run("scontrol", "update", f"JobId={slurm.jobs()[0]}", "EndTime=now+2")
     with pytest.raises(RunTimeout, match=r"ran out of time: Its job had run for as long as it may.*TIMEOUT") as error:
         running.wait()
     assert "time" in str(error.value.advice)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from muster import run_cluster
 from muster.commands.main import main
 from muster.commands.run import run
@@ -19,12 +19,13 @@ from muster.run.request import CheckedRun, RunRequest, check
 from muster.strategies import STRATEGIES
 
 from tests.plain import Plain
+from tests.support import CLI
 
 BAD_INPUT = 2  # exit status
 
 
 def muster(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments)
+    return CLI.invoke(main, arguments)
 
 
 @pytest.fixture
