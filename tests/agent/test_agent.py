@@ -104,7 +104,8 @@ def test_the_log_is_kept_below_its_cap(worker: Launched) -> None:
     assert worker.spec.log.stat().st_size <= 2 << 20
     assert older.stat().st_size <= 4 << 20  # all of it, where the agent first looked when it was there
     assert oct(older.stat().st_mode & 0o777) == "0o600"
-    assert list(worker.platform.logs(worker.worker.id))[-1] == "end"
+    printed = [line for line in worker.platform.logs(worker.worker.id) if not line.startswith("[muster]")]
+    assert printed[-1] == "end"  # what is said of lost output may come after it
 
 
 @pytest.mark.alone
