@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import pickle
+import runpy
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -70,6 +72,16 @@ def test_functions_are_pickled_by_value() -> None:
     def run(cluster: Any, server: Any, task_index: int) -> None: ...
 
     assert make_script(run).is_task
+
+
+def test_the_source_that_goes_along_is_that_of_the_functions_code_as_it_is_now(tmp_path: Path) -> None:
+    """It may be edited and loaded anew between two runs of a notebook; nothing else is sent, whatever it names."""
+    file = tmp_path / "training.py"
+    for value in ("1", "20"):
+        file.write_text(f"def train(path):\n    return {value}\n")
+        space = runpy.run_path(str(file), run_name="__main__")
+        script = make_script(functools.partial(space["train"], json.__file__))
+        assert pickle.loads(script.sources) == {str(file): ("", file.read_text())}
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from muster.agent import wire
 from muster.platforms.local import LocalPlatform
+from muster.runner import runner
 
 from tests.support import Run, StubSession, eventually
 
-RUNNER = Path(wire.__file__).with_name("runner.py")
+RUNNER = Path(runner.__file__)
 
 
 class Launched:

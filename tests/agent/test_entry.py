@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+
 import pytest
-from muster.agent.entry import parse_rank
+from muster.agent.entry import _run, parse_rank
 from muster.agent.ranks import launcher_variables
 
 
@@ -55,3 +61,13 @@ def test_the_launchers_own_variables_count_and_the_rest_fills_gaps() -> None:
     given = {"HOROVOD_RANK": "1", "PATH": "/launcher", "NEW": "x", "NCCL_SOCKET_IFNAME": "lo"}
     known = {"PATH": "/worker", "HOROVOD_RANK": "7"}
     assert launcher_variables(given, known) == {"HOROVOD_RANK": "1", "NEW": "x", "NCCL_SOCKET_IFNAME": "lo"}
+
+
+def test_a_command_that_is_stopped_by_a_debugger_has_not_ended(tmp_path: Path) -> None:
+    traced = "import ctypes, os; ctypes.CDLL(None).ptrace(0, 0, 0, 0); os.kill(os.getpid(), 5)"
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(1)
+        os._exit(_run(f"exec {shlex.quote(sys.executable)} -c {shlex.quote(traced)}", {}, str(tmp_path)))
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGALRM

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from muster.agent import frames, linux
 from muster.agent.guard_clients import guard_address
-from muster.platforms.hosts.login import LOADER, READY, packed_agent
+from muster.agent.host_guard import READY
+from muster.platforms.hosts.login import LOADER, guard_program, package_for
 
 
 def test_a_guard_sweeps_no_folder_that_is_not_a_guards() -> None:
@@ -26,7 +27,7 @@ def test_a_guard_sweeps_no_folder_that_is_not_a_guards() -> None:
             Path(around, name).mkdir()
             Path(around, name, "file").touch()
         subprocess.run(
-            ["/bin/sh", "-c", LOADER], input=packed_agent(), env={**os.environ, "TMPDIR": around},
+            ["/bin/sh", "-c", LOADER], input=guard_program() + package_for(""), env={**os.environ, "TMPDIR": around},
             stdout=subprocess.DEVNULL, timeout=30, check=True,
         )  # fmt: skip
         assert not left.exists()

@@ -15,10 +15,13 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from muster.agent import runner
-from muster.agent.runner import LONGEST_MESSAGE, _message_of, _of_scripts
 from muster.checks.script import make_script
 from muster.failure.causes import Bearing, Failure, FailureKind
+from muster.runner import exceptions, runner, stacks, tracebacks
+from muster.runner.exceptions import LONGEST_MESSAGE, message_of
+from muster.runner.tracebacks import of_scripts
+
+FOLDER = str(Path(runner.__file__).parent)
 
 GRAPH = """Graph execution error:
 
@@ -31,12 +34,12 @@ FRAMES = '  File "/home/me/a-long-name-of-a-project/train.py", line 27, in <modu
 
 def test_what_happened_comes_first_in_an_error_of_a_graph() -> None:
     for stack in (FRAMES, "<stack traces unavailable>", FRAMES + "Node: 'gradient_0'"):
-        message = _message_of(RuntimeError(GRAPH.format(stack)))
+        message = message_of(RuntimeError(GRAPH.format(stack)))
         assert message.splitlines()[0].startswith("Horovod has been shut down.")
     two = "Graph execution error:\n\n" + "Detected at node a defined at (most recent call last):\n" * 2 + FRAMES
-    assert _message_of(RuntimeError(two + "Incompatible shapes: [32,10] vs. [32,9]")).startswith("Incompatible shapes")
-    assert _message_of(RuntimeError("Graph execution error:")) == "Graph execution error:"
-    assert _message_of(ValueError("no Graph execution error:\n\n  text")) == "no Graph execution error:\n\n  text"
+    assert message_of(RuntimeError(two + "Incompatible shapes: [32,10] vs. [32,9]")).startswith("Incompatible shapes")
+    assert message_of(RuntimeError("Graph execution error:")) == "Graph execution error:"
+    assert message_of(ValueError("no Graph execution error:\n\n  text")) == "no Graph execution error:\n\n  text"
 
 
 @pytest.mark.parametrize(
@@ -61,19 +64,20 @@ def test_what_happened_comes_first_in_an_error_of_a_graph() -> None:
     ],
 )
 def test_what_happened_comes_before_a_frameworks_headings(message: str, headline: str) -> None:
-    assert _message_of(RuntimeError(message)).startswith(headline)
+    assert message_of(RuntimeError(message)).startswith(headline)
 
 
 def test_the_stacks_of_a_graphs_nodes_have_the_scripts_frames_alone() -> None:
     of_packages = '  File "/x/lib/python3.11/site-packages/keras/src/fit.py", line 7, in fit\n\n' * 3
+    of_packages += f'  File "{FOLDER}/modes.py", line 5, in main\n\n' * 2
     scripts = '  File "/home/me/train.py", line 27, in <module>\n\n'
-    assert _of_scripts(of_packages + scripts + of_packages) == scripts
+    assert of_scripts(of_packages + scripts + of_packages) == scripts
     plain = '  File "/x/site-packages/keras/src/fit.py", line 7, in fit\n    raise ValueError\n'
-    assert _of_scripts(plain) == plain
+    assert of_scripts(plain) == plain
 
 
 def test_a_long_message_keeps_its_end_which_may_tell_of_another_rank() -> None:
-    message = _message_of(RuntimeError("In the loop of train.py: " + "x" * 5000 + " Horovod has been shut down."))
+    message = message_of(RuntimeError("In the loop of train.py: " + "x" * 5000 + " Horovod has been shut down."))
     assert message.startswith("In the loop")
     assert len(message) <= LONGEST_MESSAGE
     assert Failure(FailureKind.EXCEPTION, 1.0, type="UnknownError", message=message).bearing is Bearing.COLLECTIVE
@@ -102,7 +106,7 @@ def test_a_function_of_a_notebook_brings_its_cell_which_tensorflow_compiles_it_f
     space: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(cell, name, "exec"), space)
     script = make_script(space["train"])
-    (tmp_path / "function").write_bytes(script.pickled + script.cells)
+    (tmp_path / "function").write_bytes(script.pickled + script.sources)
     environment = {**os.environ, "MUSTER_RESULTS": str(tmp_path), "MUSTER_WORKER": "worker-0"}
     command = [sys.executable, runner.__file__, "function", str(tmp_path / "function")]
     subprocess.run(command, env=environment, check=True)
@@ -119,19 +123,22 @@ def test_what_a_function_of_a_notebook_raises_names_the_cell_in_the_workers_log(
     space: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(cell, name, "exec"), space)
     script = make_script(space["train"])
-    (tmp_path / "function").write_bytes(script.pickled + script.cells)
+    (tmp_path / "function").write_bytes(script.pickled + script.sources)
     command = [sys.executable, runner.__file__, "function", str(tmp_path / "function")]
     printed = subprocess.run(command, stderr=subprocess.PIPE, text=True).stderr
     assert "  Cell In[12], line 2, in train\n    raise ValueError('no data')\n" in printed
     assert "ipykernel_" not in printed
-    monkeypatch.setitem(runner.CELLS, name, "Cell In[12]")
+    monkeypatch.setitem(tracebacks.CELLS, name, "Cell In[12]")
     with pytest.raises(ValueError) as caught:
         space["train"]()
     assert caught.tb.tb_next is not None
-    assert "  Cell In[12], line 2 in train\n" in runner._stack("MainThread", caught.tb.tb_next.tb_frame)
+    assert "  Cell In[12], line 2 in train\n" in stacks._stack("MainThread", caught.tb.tb_next.tb_frame)
 
 
-@pytest.mark.parametrize(("status", "kept"), [("0", "null"), ("", "null"), ("3", None), ("'no data'", None)])
+@pytest.mark.parametrize(
+    ("status", "kept"),
+    [("0", "null"), ("", "null"), ("256", "null"), ("3", None), ("0.0", None), ("2**64", None), ("'no data'", None)],
+)
 def test_a_function_that_ends_itself_without_an_error_has_returned_none(
     tmp_path: Path, status: str, kept: str | None
 ) -> None:
@@ -146,13 +153,39 @@ def test_a_function_that_ends_itself_without_an_error_has_returned_none(
     assert (ended.returncode == 0, value.read_text() if value.exists() else None) == (kept is not None, kept)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "os.environ.clear()",
+        "os.environ['MUSTER_RESULTS'] = '/nowhere'",
+        "os.environ.update(MUSTER_RANK='0', PMI_RANK='0', HOROVOD_RANK='0')",
+        "if os.fork() == 0: return 'of a fork'\n    os.wait()",
+        "import time\n    if os.fork() == 0:\n        time.sleep(0.5)\n        return 'of a fork'",
+    ],
+)
+def test_what_a_function_does_to_its_environment_does_not_change_whose_value_it_is(tmp_path: Path, change: str) -> None:
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec(f"def train():\n    import os\n    {change}\n    return 'of the rank'", space)
+    (tmp_path / "function").write_bytes(cloudpickle.dumps(space["train"]))
+    (tmp_path / "results").mkdir()
+    environment = {**os.environ, "MUSTER_RESULTS": str(tmp_path / "results"), "MUSTER_WORKER": "worker-1"}
+    command = [sys.executable, runner.__file__, "function", str(tmp_path / "function")]
+    environment["MUSTER_RANK"] = "1"
+    subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)  # its forks have ended, too
+    (value,) = (tmp_path / "results").iterdir()
+    assert (value.name, value.read_text()) == ("rank-1.json", '"of the rank"')
+
+
 def test_what_is_raised_without_frames_of_the_scripts_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MUSTER_REPORT", str(tmp_path / "report"))
+    monkeypatch.setattr(exceptions, "AGENT", [])
+    monkeypatch.setattr(exceptions, "RESERVED", [])
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
         agent.bind(str(tmp_path / "report"))
-        runner._report_exception(TypeError("cannot be sent back"))
+        exceptions.reserve()
+        exceptions.report(TypeError("cannot be sent back"))
         told = json.loads(agent.recv(1 << 16))
     assert (told["type"], told["message"], told["traceback"]) == ("TypeError", "cannot be sent back", "")
 
@@ -176,7 +209,7 @@ def test_an_interrupt_that_a_script_raises_shows_its_own_frames_alone(tmp_path: 
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         outcomes[kind, name] = done
         assert done.returncode == -signal.SIGINT
-        assert runner.__file__ not in done.stderr
+        assert FOLDER not in done.stderr
         assert "runpy" not in done.stderr
     for named in (("program", "train.py"), ("module", "train")):
         assert outcomes[named].stderr.count("  File ") == 2
@@ -197,7 +230,7 @@ def test_a_breakpoint_raises_where_it_stands(text: str, tmp_path: Path) -> None:
     assert done.stderr.endswith(
         "RuntimeError: breakpoint() has no debugger here, since workers have no standard input\n"
     )
-    assert runner.__file__ not in done.stderr
+    assert FOLDER not in done.stderr
 
     env["PYTHONBREAKPOINT"] = "0"
     assert subprocess.run(command, cwd=tmp_path, check=False, env=env).returncode == 0

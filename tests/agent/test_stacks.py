@@ -137,7 +137,55 @@ def test_a_scratch_folder_that_is_gone_ends_no_worker(worker: Launched) -> None:
         """,
     )
     worker.send("stacks")
+    assert f"Process {pid} runs python" in worker.session.wait_for("stacks")["text"]
     worker.send("ping", number=1)
     worker.session.wait_for("clock")
     assert not worker.session.received("error")
     assert not is_gone(pid)
+
+
+def test_files_that_are_named_almost_like_those_of_stacks_end_no_worker(worker: Launched) -> None:  # noqa: F811
+    pid = run_program(
+        worker,
+        """
+        import os, time
+        for name in ("stacks-²", "stacks-1x", "stacks-", "stacks-" + 200 * "9", "stacks-٣"):
+            open(os.path.join(os.environ["MUSTER_SCRATCH"], name), "w").close()
+        print("up", flush=True)
+        time.sleep(600)
+        """,
+    )
+    worker.send("stacks")
+    assert "program.py" in worker.session.wait_for("stacks")["text"]
+    assert not is_gone(pid)
+
+
+@pytest.mark.parametrize("shell", ["{}; exit $?", "( {} & ); sleep 600"], ids=["started", "left behind"])
+def test_the_stack_of_an_interpreter_that_a_shell_has_started_is_that_of_its_rank(
+    worker: Launched,  # noqa: F811
+    shell: str,
+) -> None:
+    program = worker.spec.log.parent / "program.py"
+    program.write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
+    command = shell.format(f"{sys.executable} {RUNNER} program {program}")
+    worker.send("start", argv=["sh", "-c", command], env={}, cwd=None, rank=3, split=False)
+    worker.output_with("up")
+    worker.send("stacks")
+    told = worker.session.wait_for("stacks")
+    assert told["rank"] == 3
+    assert "program.py" in told["text"]
+    worker.session.listen(0.5)
+    assert len(worker.session.received("stacks")) == 1, "of the shell, which is the same rank, nothing else is said"
+
+
+def test_of_a_program_that_is_no_python_its_agent_tells_what_it_runs_and_that_it_is_stopped(
+    worker: Launched,  # noqa: F811
+) -> None:
+    program = "echo up; sleep 600 & echo $!; kill -STOP $!; wait"
+    worker.send("start", argv=["sh", "-c", program], env={}, cwd=None, rank=3, split=False)
+    worker.output_with("up")
+    pid = worker.session.wait_for("started")["pid"]
+    worker.send("stacks")
+    told = worker.session.wait_for("stacks")
+    assert (told["rank"], told["is_stopped"]) == (3, True)
+    assert f"Process {pid} runs sh, which tells no Python stacks" in told["text"]

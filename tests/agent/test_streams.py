@@ -35,3 +35,30 @@ def test_a_port_that_nothing_listens_on_where_the_kernel_has_no_ipv6(monkeypatch
     loop.close()
     assert isinstance(sent[0], wire.Closed)
     assert "nothing on this worker takes connections" in sent[0].text
+
+
+def test_a_connection_that_is_ended_as_data_comes_is_read_no_more() -> None:
+    loop = Loop()
+    sent: list[Any] = []
+    processes: Any = None
+    ours = streams.Streams(loop, processes, sent.append, lambda: "127.0.0.1")
+    asks, asked = socket.socketpair()
+
+    def end() -> None:
+        ours.end(wire.Close(1))
+        loop.call_later(0, loop.stop)
+
+    def send_both() -> None:  # so that one round of the loop has both
+        asks.sendall(b"x")
+        program.sendall(b"x")
+
+    with asks, asked, socket.create_server(("127.0.0.1", 0)) as listener:
+        loop.on_readable(asked, end)
+        loop.call_later(10, loop.stop)
+        ours.dial(wire.Dial(1, listener.getsockname()[1]))
+        program, _ = listener.accept()
+        with program:
+            loop.call_later(0.1, send_both)
+            loop.run()
+    loop.close()
+    assert [type(message) for message in sent] == [wire.Opened]

@@ -20,7 +20,8 @@ from tests.support import environment
 # Ends as a fork of a template does, with work left: in a thread, an exit function that raises, an object, an open file.
 ENDS = """
 import atexit, os, sys, threading, time, types
-from muster.agent import runner, warm
+from muster.agent import warm
+from muster.runner import hooks
 
 class Last:
     def __del__(self, write=os.write):
@@ -34,7 +35,7 @@ def finish():
     time.sleep(0.1)
     print("thread")
 
-atexit.register(runner.write_what_is_buffered)
+atexit.register(hooks.write_what_is_buffered)
 atexit.register(fail)
 threading.Thread(target=finish).start()
 sys.modules["own"] = types.ModuleType("own")
@@ -43,6 +44,18 @@ text = open("text", "w")
 text.write("buffered")
 text.itself = text
 warm._finish(int(sys.argv[1]))
+"""
+
+# What a fork of an agent does with a command line (``processes.spawn``).
+FORK = """
+from muster.agent import warm
+
+def main(path):
+    try:
+        status = warm._run_as_main(path)
+    except BaseException:
+        status = 127
+    warm._finish(status)
 """
 
 
@@ -95,3 +108,27 @@ def test_the_end_of_a_fork_is_a_whole_one_whatever_its_status(tmp_path: Path, st
     assert (ended.returncode, ended.stdout) == (status, "thread\nexit function\nobject\n")
     assert "raised by it" in ended.stderr
     assert (tmp_path / "text").read_text() == "buffered"
+
+
+@pytest.mark.parametrize(
+    ("hook", "status", "told"),
+    [
+        ("print('hooked', kind.__name__)", 1, "hooked ValueError"),
+        ("sys.exit(5)", 5, ""),
+        (
+            "raise KeyError('of the hook')",
+            1,
+            "Error in sys.excepthook:|KeyError: 'of the hook'|ValueError: of a script",
+        ),
+    ],
+)
+def test_a_fork_has_the_hook_of_its_script_called(tmp_path: Path, hook: str, status: int, told: str) -> None:
+    script = tmp_path / "train.py"
+    text = f"import sys\ndef hook(kind, error, trace):\n    {hook}\nsys.excepthook = hook\n"
+    script.write_text(text + "raise ValueError('of a script')")
+    (tmp_path / "fork.py").write_text(FORK)
+    command = [sys.executable, "-uc", f"import fork; fork.main({str(script)!r})"]
+    given = environment(PYTHONPATH=os.pathsep.join([*sys.path, str(tmp_path)]))
+    ended = subprocess.run(command, env=given, capture_output=True, text=True, timeout=30)
+    assert ended.returncode == status
+    assert all(words in ended.stdout + ended.stderr for words in told.split("|"))

@@ -33,7 +33,7 @@ FROM_AGENT = [
     wire.Preempted(20.0),
     wire.Stage("importing tensorflow", 2.5, 1),
     wire.Warned("the loss is not a number", 0),
-    wire.Raised("ValueError", "m", "t", 0, 5, 1.0, 2.0),
+    wire.Raised("ValueError", "m", "t", 0, 2.0),
     wire.Raised("SystemExit", "5", "t", status=5),
     wire.Found(1, 5, DIGEST),
     wire.Have(1, 0),

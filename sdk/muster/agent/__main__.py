@@ -8,7 +8,7 @@ itself, without the rest of Muster and without site-packages: that is quick, and
 it: there the package is imported under a name that no module of a script has.
 """
 
-import importlib.util
+import gc
 import os.path
 import sys
 
@@ -17,32 +17,33 @@ def main() -> None:
     """Start the role named on the command line."""
     role, argument = sys.argv[1:3]
     if role == "template":
+        import importlib
+
         _load("_muster_agent")
         importlib.import_module("_muster_agent.template").main(int(argument))
         return
     sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    gc.disable()  # it would look through the modules again and again, all of which stay, also in agents that are forked
     if role == "guard":
-        from agent.guard import main as guard_main  # type: ignore[import-not-found]
-
-        guard_main(int(argument))
+        from agent.guard import main as start  # type: ignore[import-not-found]
     elif role == "entry":
-        from agent.entry import main as entry_main  # type: ignore[import-not-found]
-
-        entry_main(argument)
+        from agent.entry import main as start  # type: ignore[import-not-found]
     elif role == "worker":
-        from agent.worker import main as worker_main  # type: ignore[import-not-found]
-
-        worker_main(argument)
+        from agent.worker import main as start  # type: ignore[import-not-found]
     elif role == "pool":
-        from agent.worker_guard import main as pool_main  # type: ignore[import-not-found]
-
-        pool_main(argument)
+        from agent.worker_guard import main as start  # type: ignore[import-not-found]
     else:
         raise SystemExit("no such role: {}".format(role))
+    if hasattr(gc, "freeze"):
+        gc.freeze()
+    gc.enable()
+    start(int(argument) if role == "guard" else argument)
 
 
 def _load(name: str) -> None:
     """Import the package in this folder under ``name``."""
+    import importlib.util
+
     folder = os.path.dirname(os.path.abspath(__file__))
     spec = importlib.util.spec_from_file_location(
         name, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]

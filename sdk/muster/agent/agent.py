@@ -5,11 +5,9 @@ address and, at the end, its outcome. When the session hangs up, or SIGTERM come
 """
 
 import contextlib
-import json
 import os
 import re
 import signal
-import socket
 import sys
 import time
 
@@ -19,6 +17,7 @@ from .environment import resolved, worker_environment
 from .files import Files
 from .gpus import GpuMeter
 from .launcher import LauncherHere
+from .leftovers import kill_descendants
 from .link import Link
 from .logfile import LogFile, RankLogs
 from .loop import Loop
@@ -27,9 +26,10 @@ from .places import is_symbolic, resolve
 from .ports import PortHold, hold_ports
 from .processes import Child, Children, cannot_start, outcome_of
 from .ranks import Ranks
+from .report_socket import ReportSocket
 from .scratch import remove_scratch
 from .sshd import Sshd
-from .stacks import ask_for_stacks
+from .stacks import ask_for_stacks, without_stacks
 from .streams import Streams
 from .usage import UsageMeter
 from .waiting import connections_of, is_stopped
@@ -47,8 +47,6 @@ LOG_TICK = 0.01  # seconds between two checks of the size of logs, while one of 
 TICK = 0.1  # seconds between two checks of what the kernel gives no notice of: output, listening ports, orphans
 NOTICE_SECONDS = 20.0  # from a SIGTERM to the agent until its processes are ended, which get a notice at once
 POLITE_GRACE = 1.0  # seconds between SIGTERM and SIGKILL, unless an order gives another time
-LARGEST_REPORT = 1 << 17  # bytes
-REPORTS_AT_ONCE = 100
 NEEDED = (wire.Start, wire.Expect, wire.Launch, wire.Stop, wire.StopLauncher, wire.End)  # orders that runs depend on
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
 OUTPUT_AT_ONCE = 64  # messages, of 64 KiB each
@@ -92,7 +90,6 @@ class Agent:
         self._launcher = LauncherHere(self._loop, self.processes, config, self._link.send, self._stop_if_all_left)
         self._streams = Streams(self._loop, self.processes, self._link.send, lambda: self._address)
         self._address = ""
-        self._reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._ports: "list[PortHold]" = []
         self._watched_ports: "set[int]" = set()
         self._sshd: "Sshd | None" = None
@@ -101,7 +98,6 @@ class Agent:
         self._memory_kills = MemoryKills.of(config.get("has_cgroup"))
         self._warm_starts = WarmStarts(config, self._send_to_guard, self._log.write)
         self._is_leaving = self._has_notice = False
-        self._has_refused_report = False
         self._outcome: "dict[str, object]" = {"status": "stopped"}
         self._orders: "dict[type, Callable[[Any], object]]" = {
             wire.Refused: self._refused,
@@ -111,7 +107,7 @@ class Agent:
             wire.Launch: self._launcher.start,
             wire.StopLauncher: self._launcher.stop,
             wire.Watch: self._watch,
-            wire.AskStacks: lambda order: ask_for_stacks(self._loop, self._scratch, self._stacks_came),
+            wire.AskStacks: self._ask_stacks,
             wire.Release: self._release,
             wire.Notice: lambda order: notice.leave(self._scratch),
             wire.Stop: self._stop,
@@ -166,7 +162,7 @@ class Agent:
             os.makedirs(folder, 0o700, exist_ok=True)
         if self.config["ssh"]:
             self._start_sshd()  # first, so that it starts while the rest is done
-        self._open_reports()
+        self._reports = ReportSocket(self._loop, self._scratch, self._report, self._log.write)
         self._ports = hold_ports(self.config["ports"], self.config["port_range"])
         self._loop.call_every(TICK, self._tick)
         usage = UsageMeter(self._loop, self.processes, self.config["memory"], self._report_usage, self._too_much_memory)
@@ -189,11 +185,6 @@ class Agent:
         self._sshd = None
         self._no_ssh = why.splitlines()[0]
         self.remark("nobody can log in to this worker: {}".format(why))
-
-    def _open_reports(self) -> None:
-        self._reports.bind(os.path.join(self._scratch, "report.sock"))
-        self._reports.setblocking(False)
-        self._loop.on_readable(self._reports, self._forward_reports)
 
     def _ready(self, address: str) -> None:
         """Tell the session and the guard that the worker is ready, and start the process of its config, if any."""
@@ -299,10 +290,17 @@ class Agent:
     def _watch(self, order: wire.Watch) -> None:
         self._watched_ports.add(order.port)
 
+    def _ask_stacks(self, order: wire.AskStacks) -> None:
+        asked = ask_for_stacks(self._loop, self._scratch, self._stacks_came)
+        told = {self._reports.owner_of(pid) for pid in asked}  # also of those that have left their rank's tree
+        for child in self._reports.reporters:
+            if child not in told:
+                self._stacks_came(*without_stacks(child.pid))
+
     def _release(self, order: wire.Release) -> None:
         """Let a process end that has returned and serves others (``runner.py``)."""
         with contextlib.suppress(OSError):  # it has been ended meanwhile
-            self._reports.sendto(b".", os.path.join(self._scratch, "done.sock"))
+            self._reports.release()
 
     def _stop(self, order: wire.Stop) -> None:
         for child in list(self.processes.running.values()):
@@ -325,13 +323,14 @@ class Agent:
         folder = cwd or self.config["cwd"]
         become = self._warm_starts.become(argv, environment, folder)
         child = self.processes.start(argv, environment, folder, rank, on_exit, output, become=become)
+        self._reports.expect_from(child)
         self._link.send(wire.Started(child.pid, rank))
         return child
 
     def process_ended(self, child: Child) -> None:
         """Report the end of a process to the session, and stop if the agent has nothing left to do."""
         self._rank_logs.close(child.rank)
-        self._forward_reports()  # its reports, and its output, are sent before its end
+        self._reports.forget(child)  # its reports, and its output, are sent before its end
         self._send_output(OUTPUT_AT_END)
         if self._memory_kills and self._memory_kills.has_more() and child.signal == signal.SIGKILL:
             child.reason, child.memory = child.reason or "memory", child.memory or self._memory_kills.peak()
@@ -341,7 +340,7 @@ class Agent:
             name: getattr(child, name) for name in ("pid", "rank", "exit_code", "signal", "reason", "memory", "late")
         }
         self._pace.flush()
-        self._link.send(wire.Exited(time=child.ended_at[0], monotonic=child.ended_at[1], **facts))
+        self._link.send(wire.Exited(monotonic=child.ended_at, **facts))
         if self._outcome["status"] != "failed":
             self._outcome = outcome_of(child)
         if self.config["process"]:
@@ -379,10 +378,10 @@ class Agent:
             self._outcome = {"status": "failed", "reason": what}
             self._leave()
 
-    def _stacks_came(self, pid: int, text: str) -> None:
-        child = self.processes.running.get(pid)
-        rank = child.rank if child else None
-        self._link.send(wire.ProcessStacks(text, rank, is_stopped(pid), connections_of(pid)))
+    def _stacks_came(self, pids: "list[int]", text: str) -> None:
+        owner = self._reports.owner_of(pids[0])
+        rank = owner.rank if owner else None
+        self._link.send(wire.ProcessStacks(text, rank, any(map(is_stopped, pids)), connections_of(pids)))
 
     def _report_usage(self, cpu: float, memory: int) -> None:
         if self._link.takes_output:
@@ -433,30 +432,15 @@ class Agent:
                 self._watched_ports.discard(port)
                 self._link.send(wire.Listening(port))
 
-    def _forward_reports(self) -> None:
-        try:
-            for _ in range(REPORTS_AT_ONCE):
-                data = self._reports.recv(LARGEST_REPORT)
-                if self._link.takes_reports:
-                    self._forward_report(data)
-        except BlockingIOError:
-            pass
-
-    def _forward_report(self, data: bytes) -> None:
-        """Check a report, which any process of the worker may have sent, and pass it on to the session."""
-        try:
-            report = wire.read_report(json.loads(data.decode("utf-8")))
-        except (ValueError, RecursionError) as error:
-            if not self._has_refused_report:
-                self._has_refused_report = True  # logged once, as more of the same are likely to follow
-                why = error if isinstance(error, wire.Misfit) else "it is not JSON"
-                self._log.write("a report is dropped, and so are others like it: {}".format(why))
+    def _report(self, report: "tuple[Any, ...]") -> None:
+        """Pass a report of a process on to the session."""
+        if not self._link.takes_reports:
             return
         if isinstance(report, wire.Progress):
             self._pace.progress(report)
         elif isinstance(report, wire.Raised) and self._is_told_to_end:
             pass  # a script may raise an exception because it is told to end
-        elif isinstance(report, (wire.Raised, wire.Returned)) or self._pace.has_room():
+        elif isinstance(report, wire.Raised) or self._pace.has_room():
             self._pace.flush()
             self._link.send(report)
 
@@ -518,7 +502,7 @@ class Agent:
 
     def _clean_up(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        linux.kill_descendants()
+        kill_descendants()
         self._send_output()
         self._link.close()
         self._files.close()

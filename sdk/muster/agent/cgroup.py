@@ -53,7 +53,7 @@ class MemoryKills:
 
     def peak(self) -> int:
         """Return the most memory that the group has ever used, in bytes; 0 where the kernel does not say."""
-        return max([int(text) for text in _read(self._peaks) if text.isdigit()], default=0)
+        return max([int(text) for text in _read(self._peaks) if text.isdecimal()], default=0)
 
     def _count(self) -> int:
         lines = [line.split() for text in _read(self._counters) for line in text.splitlines()]

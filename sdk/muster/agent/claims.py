@@ -1,15 +1,11 @@
-"""Exclusive claims of workers on cores and GPUs, among all clusters of a user on this machine.
+"""Exclusive claims of workers on cores and GPUs, among all users of this machine.
 
-Each device has a file in a common folder, and the process that holds the lock on it has the device. The kernel releases
-a lock with the last process that holds the file open, so that no claim outlives its holder. The files themselves stay:
-if one were removed, two processes could hold a lock of its name.
-
-On a host where no files are to be left, and where other users have workers, too, a claim is the name of a Unix socket
-in the abstract namespace, which all users of the machine share; the kernel releases it in the same way.
+A claim is the name of a Unix socket in the abstract namespace, which all processes of the machine share, whoever's they
+are, except for those in containers with a network of their own. It leaves no file, and the kernel releases it with the
+last process that holds the socket, so that no claim outlives its holder.
 """
 
 import errno
-import fcntl
 import os
 import socket
 
@@ -21,23 +17,10 @@ class Claim:
 
     def __init__(self) -> None:
         self.devices: "list[str]" = []
-        self._files: "list[int]" = []
+        self._names: "list[int]" = []
 
-    def add(self, folder: "str | None", device: str) -> bool:
-        """Try to claim one more device; return False if it is taken. Raises OSError without a usable folder."""
-        if folder is None:
-            return self._add_name(device)
-        file = os.open(os.path.join(folder, device), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(file)
-            return False
-        self.devices.append(device)
-        self._files.append(file)
-        return True
-
-    def _add_name(self, device: str) -> bool:
+    def add(self, device: str) -> bool:
+        """Try to claim one more device; return False if it is taken. Raises OSError."""
         name = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             name.bind("\0muster-claim-{}".format(device))
@@ -47,54 +30,52 @@ class Claim:
                 raise
             return False
         self.devices.append(device)
-        self._files.append(name.detach())
+        self._names.append(name.detach())
         return True
 
     def close(self) -> None:
         """Release everything."""
-        for file in self._files:
-            os.close(file)
-        self._files = []
+        for name in self._names:
+            os.close(name)
+        self._names = []
         self.devices = []
 
 
-def claim(folder: "str | None", devices: "list[str]", count: int) -> "Claim | None":
-    """Claim ``count`` of ``devices``; return None, and claim nothing, where fewer are free.
-
-    Args:
-        folder: the folder with the files of one user's claims; None for claims among all users of the machine.
-
-    Raises:
-        OSError: the folder cannot be used.
-    """
+def claim(devices: "list[str]", count: int) -> "Claim | None":
+    """Claim ``count`` of ``devices``; return None, and claim nothing, where fewer are free. Raises OSError."""
     taken = Claim()
-    if count and folder is not None:
-        os.makedirs(folder, 0o700, exist_ok=True)
-    for device in devices:
-        if len(taken.devices) == count:
-            break
-        taken.add(folder, device)
+    try:
+        for device in devices:
+            if len(taken.devices) == count:
+                break
+            taken.add(device)
+    except OSError:
+        taken.close()
+        raise
     if len(taken.devices) < count:
         taken.close()
         return None
     return taken
 
 
-def claim_cores(folder: "str | None", cores: "list[int]", wanted: "list[float]") -> "list[Claim]":
+def claim_cores(cores: "list[int]", wanted: "list[float]") -> "list[Claim]":
     """Claim whole cores for each of several workers; return empty claims for all unless every worker gets its cores.
 
-    If only some of them were pinned, the others would be left with the remaining cores.
+    If only some of them were pinned, the others would be left with the remaining cores. Raises OSError.
     """
     names = ["{}{}".format(CORE, core) for core in cores]
     claims: "list[Claim]" = []
-    for count in wanted:
-        taken = claim(folder, names, int(count)) if count == int(count) else None
-        if taken is None:
+    try:
+        for count in wanted:
+            taken = claim(names, int(count)) if count == int(count) else None
+            if taken is None:
+                break
+            claims.append(taken)
+    finally:
+        if len(claims) < len(wanted):
             for other in claims:
                 other.close()
-            return [Claim() for _ in wanted]
-        claims.append(taken)
-    return claims
+    return claims if len(claims) == len(wanted) else [Claim() for _ in wanted]
 
 
 def core_numbers(claim: Claim) -> "list[int]":

@@ -46,7 +46,7 @@ def parse_rank(command: str) -> "dict[str, Any] | None":
     while words and ASSIGNMENT.match(words[0]):
         name, _, value = words.pop(0).partition("=")
         env[name] = value
-    if not words or not env.get("HOROVOD_RANK", "").isdigit():
+    if not words or not env.get("HOROVOD_RANK", "").isdecimal():
         return None
     return {"rank": int(env["HOROVOD_RANK"]), "env": env, "argv": words}
 
@@ -93,6 +93,8 @@ def _run(command: str, env: "dict[str, str]", cwd: str) -> int:
         finally:
             os._exit(FAILED)
     _, status = os.waitpid(shell, 0)
+    while os.WIFSTOPPED(status):  # by a debugger
+        _, status = os.waitpid(shell, 0)
     return BY_SIGNAL + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 

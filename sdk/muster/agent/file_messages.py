@@ -4,10 +4,9 @@ Whoever gets one says how much of it is there already, and what comes after that
 way at a time, each answered by a ``Have``. What is done with them is in ``files.py`` and ``project.py``.
 """
 
-from typing import NamedTuple
-
 from .fields import digest, name, optional, relative_path, text, whole, yes_or_no
 from .kinds import FROM_AGENT, FROM_SESSION, message, offset, payload, transfer
+from .tuples import NamedTuple
 
 
 @message(

@@ -18,6 +18,7 @@ from . import agent, frames, linux
 from .channels import SocketChannel
 from .claims import Claim, claim, claim_cores, core_numbers
 from .guard_clients import GuardClients, guard_address
+from .leftovers import SECONDS, Leftovers, kill_all, kill_descendants
 from .loop import Loop
 from .processes import signal_name
 from .scratch import remove_scratch
@@ -80,6 +81,7 @@ class Guard:
         self._submitted: "dict[str, list[GuardedWorker]]" = {}
         self._session: "tuple[int, int] | None" = None
         self._loop = Loop()
+        self._leftovers = Leftovers()
         self._templates = Templates(self._loop)
         self._clients = GuardClients(self._loop, self._answer_client)
         self._pidfd: "int | None" = None
@@ -160,7 +162,7 @@ class Guard:
             return {"workers": [worker.facts for worker in self._submitted[run_key]]}
         common: "dict[str, Any]" = {"session_process": session, "environ": environ, "sshd": sshd}
         started: "list[GuardedWorker]" = []
-        cores = claim_cores(claims["folder"], claims["cores"], [config["cpu"] for config in workers])
+        cores = claim_cores(claims["cores"], [config["cpu"] for config in workers])
         # The workers of a cluster share its cores: a rank has threads beside the one that computes, and pinned to a
         # single core they would wait for one another while the core of a waiting rank is idle.
         runs = {config["run_id"] for config in workers}
@@ -170,8 +172,9 @@ class Guard:
         why_cold = self._templates.reason_against(workers[0].get("imports")) if workers else ""
         common["cold"] = why_cold or ""
         for config in workers:
-            gpus = self._claim_gpus(claims, config["gpu"])
+            gpus = None
             try:
+                gpus = self._claim_gpus(claims, config["gpu"])
                 if gpus is None:
                     raise OSError("fewer than {} GPUs are free; other clusters have taken them".format(config["gpu"]))
                 forks = len(workers) if why_cold is None else 0
@@ -208,7 +211,7 @@ class Guard:
 
     def _claim_gpus(self, claims: "dict[str, Any]", count: int) -> "Claim | None":
         """Claim ``count`` GPUs for one worker alone; return None where fewer are free. Raises OSError."""
-        return claim(claims["folder"], claims["gpus"], count)
+        return claim(claims["gpus"], count)
 
     def _start_agent(self, config: "dict[str, Any]", claims: "list[Claim]", warm: int) -> GuardedWorker:
         """Fork an agent: from the template if ``warm``, the number of its agents, is not 0, and else from the guard.
@@ -309,8 +312,8 @@ class Guard:
         if orphans:
             processes = linux.snapshot()
             for orphan in orphans:
-                for pid in [orphan] + linux.descendants(orphan, processes):
-                    linux.kill(pid)
+                if self._leftovers.kill([orphan] + linux.descendants(orphan, processes)):
+                    self._loop.call_later(SECONDS, self._reap)
 
     def _record_end(self, worker: "GuardedWorker", status: int) -> None:
         self._read_from_agent(worker)  # its last messages may not have been read yet
@@ -361,14 +364,15 @@ class Guard:
         while any(not worker.has_ended for worker in alive) and time.monotonic() < deadline:
             self._reap()
             time.sleep(0.005)
-        linux.kill_descendants()
-        for pid in linux.marked("MUSTER_RUN_ID", *{worker.run_id for worker in self._workers.values()}):
-            linux.kill(pid)
+        kill_descendants()
+        runs = {worker.run_id for worker in self._workers.values()}
+        kill_all(lambda: linux.marked("MUSTER_RUN_ID", *runs))
         for worker in self._workers.values():
             self._remove_scratch(worker)
 
 
 def main(descriptor: int) -> None:
-    """Run a guard that answers requests on the socket ``descriptor``."""
+    """Run a guard that answers requests on the socket ``descriptor``, and end this process."""
     os.set_inheritable(descriptor, False)  # only forked agents inherit it, and close it
     Guard(SocketChannel(socket.socket(fileno=descriptor))).run()
+    os._exit(0)  # the session waits for this: to take an interpreter apart takes as long as all of the end before

@@ -29,7 +29,7 @@ def _cgroup_limits() -> "list[int]":
                 text = file.read().strip()
         except OSError:
             continue
-        if text.isdigit():
+        if text.isdecimal():
             found.append(int(text))
     return found
 

@@ -1,9 +1,10 @@
 """Code that runs a guard in a login to a host, with the agent's package from the login's standard input.
 
-It is sent as text, with ``unpacking.py`` before it and a call of ``become_guard`` after it; then follows the package
-as a zip.
+It is sent as text, with ``unpacking.py`` before it and a call of ``become_guard`` after it. It says which bytecode its
+interpreter reads, and is then sent the packed package.
 """
 
+import os
 import sys
 
 TYPE_CHECKING = False
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Callable, ContextManager
 
 PREFIX = "muster-host-"
+READS = "\0muster reads {}\n"  # follows what a host prints at a login
 
 
 def become_guard(unpacked: "Callable[[bytes, str], ContextManager[str]]") -> None:
@@ -20,6 +22,7 @@ def become_guard(unpacked: "Callable[[bytes, str], ContextManager[str]]") -> Non
         unpacked: makes the folder with the package, and removes it.
     """
     source = sys.stdin.buffer.raw  # type: ignore[union-attr]
+    os.write(1, READS.format(sys.implementation.cache_tag).encode())
     size = int(source.readline())
     packed = b""
     while len(packed) < size:

@@ -24,7 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-READY = b"\0muster guard\n"  # marks the end of text that a host prints at a login
+READY = b"\0muster guard\n"  # what is printed before it is not the guard's
 LEASE_MARGIN = 5.0  # seconds that a guard without a login waits longer than its agents' leases
 AWAY_SECONDS = 3.0  # seconds that a guard waits for its platform to log in again
 CHECK_SECONDS = 0.2
@@ -131,7 +131,7 @@ class HostGuard(Guard):
             workers=workers,
             session=None,
             environ=dict(os.environ),
-            claims={"folder": None, "cores": hardware.cores(), "gpus": hardware.gpus()},
+            claims={"cores": hardware.cores(), "gpus": hardware.gpus()},
             sshd=find_sshd() if any(config["ssh"] for config in workers) else None,
         )
 

@@ -4,24 +4,26 @@ Each kind is a named tuple; the decorator ``message`` says its name on the wire 
 fields are ignored, so that later versions may add fields.
 """
 
-from typing import Any, Callable, Dict, Tuple, Type, TypeVar
-
 from .fields import number, optional, whole
 
-Check = Callable[[Any], Any]
-# The class; name, check and default of each field; and the fields of which exactly one must be given.
-Kind = Tuple[Callable[..., Any], Tuple[Tuple[str, Check, object], ...], Tuple[str, ...]]
-Message = TypeVar("Message", bound="tuple[Any, ...]")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Tuple, TypeVar
+
+    Check = Callable[[Any], Any]
+    # The class; name, check and default of each field; and the fields of which exactly one must be given.
+    Kind = Tuple[type, Tuple[Tuple[str, Check, object], ...], Tuple[str, ...]]
+    Message = TypeVar("Message", bound="tuple[Any, ...]")
 
 LONGEST_TEXT = 1 << 16  # characters of any text except output
 LONGEST_OUTPUT = 1 << 17  # characters of output in one message
 LONGEST_NAME = 200
 MOST_METRICS = 200  # in one report
 
-FROM_AGENT: Dict[str, Kind] = {}
-FROM_SESSION: Dict[str, Kind] = {}
-REPORTS: Dict[str, Kind] = {}
-KINDS: Dict[type, str] = {}
+FROM_AGENT: "dict[str, Kind]" = {}
+FROM_SESSION: "dict[str, Kind]" = {}
+REPORTS: "dict[str, Kind]" = {}
+KINDS: "dict[type, str]" = {}
 
 rank = optional(whole(0, 1 << 24))
 pid = whole(1, 1 << 31)
@@ -41,8 +43,8 @@ class UnknownKind(Misfit):
 
 
 def message(
-    kind: str, *directions: Dict[str, Kind], either: Tuple[str, ...] = (), **checks: Check
-) -> Callable[[Type[Message]], Type[Message]]:
+    kind: str, *directions: "dict[str, Kind]", either: "tuple[str, ...]" = (), **checks: "Check"
+) -> "Callable[[type[Message]], type[Message]]":
     """Declare a named tuple as a kind of message.
 
     Args:
@@ -52,7 +54,7 @@ def message(
         checks: the check of each field, by the field's name.
     """
 
-    def declare(made: Type[Message]) -> Type[Message]:
+    def declare(made: "type[Message]") -> "type[Message]":
         defaults = getattr(made, "_field_defaults", {})
         names = getattr(made, "_fields", ())
         fields = tuple((name, checks.pop(name), defaults.get(name, MISSING)) for name in names)
@@ -65,7 +67,7 @@ def message(
     return declare
 
 
-def read(fields: "dict[str, Any]", kind: str, known: Dict[str, Kind]) -> Any:
+def read(fields: "dict[str, Any]", kind: str, known: "dict[str, Kind]") -> "Any":
     """Check the fields of a message of this kind, and return it. Raises Misfit, or UnknownKind if not in ``known``."""
     if kind not in known:
         raise UnknownKind("unknown kind {!r}".format(kind[:50]))
@@ -80,7 +82,7 @@ def read(fields: "dict[str, Any]", kind: str, known: Dict[str, Kind]) -> Any:
             values.append(check(None if value is MISSING else value))
         except (TypeError, ValueError, OverflowError) as error:  # the value is left out: it may be secret, or long
             raise Misfit("{} of {} must be {}".format(field, kind, error)) from None
-    made = make(*values)
+    made: "Any" = tuple.__new__(make, values)  # which are complete
     if either and [getattr(made, field) is None for field in either].count(False) != 1:
         raise Misfit("{} must have either {}".format(kind, " or ".join(either)))
     return made

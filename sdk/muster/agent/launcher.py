@@ -49,11 +49,15 @@ class LauncherHere:
 
     def start(self, order: wire.Launch) -> None:
         """Start the launcher. If it cannot be started, that is written to its log and reported as its end."""
+        import shutil  # only here, as every launch waits for the imports of its guard
+
         if self.child is not None:  # a worker runs one at a time
             return
         places: "Mapping[str, str]" = self._config["places"]
         folder = resolve(order.cwd, places)
         argv = [resolve(word, places) for word in order.argv]
+        # The launcher's environment has a path of its own, without the folders that an image has its programs in.
+        argv[:1] = [shutil.which(argv[0]) or argv[0]]
         line = json.dumps({"argv": [resolve(word, places) for word in order.line]})
         os.makedirs(folder, 0o700, exist_ok=True)
         self._log = self._log or LogFile(os.path.join(folder, LOG), self._config["log_cap"])

@@ -2,13 +2,11 @@
 
 import collections
 import contextlib
-import ctypes
 import fcntl
 import os
 import signal
 import socket
 import struct
-import time
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -21,15 +19,16 @@ PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 CLONE_NEWNS = 0x20000  # a mount namespace of its own
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
 #: One process: ``ticks`` of CPU time used so far, ``rss`` in bytes, ``start`` in ticks since boot.
 Stat = collections.namedtuple("Stat", "pid state parent ticks start rss")
 
 
 def _prctl(option: int, value: int) -> None:
+    import ctypes  # only where it is needed, as sessions import this module, too
+
     unused = ctypes.c_ulong(0)
-    if _libc.prctl(ctypes.c_int(option), ctypes.c_ulong(value), unused, unused, unused) != 0:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(ctypes.c_int(option), ctypes.c_ulong(value), unused, unused, unused) != 0:
         raise OSError(ctypes.get_errno(), "prctl({}) failed".format(option))
 
 
@@ -118,7 +117,7 @@ def newest_pid() -> int:
 
 def all_pids() -> "list[int]":
     """Return the ids of all processes."""
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
 def snapshot() -> "dict[int, Stat]":
@@ -148,6 +147,14 @@ def children() -> "list[int]":
         return [process.pid for process in snapshot().values() if process.parent == me]
 
 
+def name_of(pid: int) -> str:
+    """Return the name of the program that ``pid`` runs, cut by the kernel to 15 characters."""
+    try:
+        return _read("/proc/{}/comm".format(pid)).decode("utf-8", "replace").rstrip("\n")
+    except OSError:
+        return "nothing any more"
+
+
 def environment_of(pid: int) -> "set[bytes]":
     """Return the environment that ``pid`` was started with, as ``NAME=value``; empty where it cannot be read."""
     try:
@@ -155,6 +162,12 @@ def environment_of(pid: int) -> "set[bytes]":
             return set(file.read().split(b"\0"))
     except OSError:
         return set()
+
+
+def mark_of(pid: int, name: str) -> "str | None":
+    """Return the variable ``name`` of the environment that ``pid`` was started with; None where it is not in it."""
+    prefix = os.fsencode(name + "=")
+    return next((os.fsdecode(entry[len(prefix) :]) for entry in environment_of(pid) if entry.startswith(prefix)), None)
 
 
 def marked(name: str, *values: str) -> "list[int]":
@@ -246,35 +259,22 @@ def kill_group(group: int, signum: int) -> None:
         os.killpg(group, signum)
 
 
-def kill_descendants() -> bool:
-    """Kill and reap all descendants of this process. Only for subreapers, as others may lose descendants.
-
-    Returns:
-        Whether all are gone. Processes that wait in the kernel may take longer.
-    """
-    for _ in range(2000):
-        for pid in descendants(os.getpid(), snapshot()):
-            kill(pid)
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return True
-        time.sleep(0.002)
-    return False
-
-
 def hide(folders: "list[str]") -> None:
     """Mount an empty folder over each of these, for this process and its children. Raises OSError: only root may."""
     if not folders:
         return
-    _check(_libc.unshare(CLONE_NEWNS), "unshare")
-    _check(_libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None), "/")
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    _check(libc.unshare(CLONE_NEWNS), "unshare")
+    _check(libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None), "/")
     for folder in folders:
-        _check(_libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", ctypes.c_ulong(0), b"mode=0700"), folder)
+        _check(libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", ctypes.c_ulong(0), b"mode=0700"), folder)
 
 
 def _check(result: int, what: str) -> None:
+    import ctypes
+
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), what)

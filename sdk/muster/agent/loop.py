@@ -86,7 +86,7 @@ class Loop:
             ready.sort(key=lambda found: found[0].fileobj is not self._wakeup)
             for key, events in ready:
                 for event, call in key.data.items():
-                    if events & event and not self._stopped:
+                    if events & event and not self._stopped and self._is_watched(key, event, call):
                         call()
 
     def stop(self) -> None:
@@ -109,6 +109,11 @@ class Loop:
         self.forget(source)
         if calls:
             self._selector.register(source, sum(calls), calls)
+
+    def _is_watched(self, key: selectors.SelectorKey, event: int, call: "Callable[[], object]") -> bool:
+        """Return whether a source that was found ready still is to be called: a call before may have closed it."""
+        now = self._selector.get_map().get(key.fd)
+        return now is not None and now.fileobj is key.fileobj and now.data.get(event) == call
 
     def _call_due_timers(self) -> "float | None":
         """Make all due calls, and return the seconds until the next one; None if there is none."""

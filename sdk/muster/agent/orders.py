@@ -1,9 +1,8 @@
 """Messages of the session to agents: orders about processes, and messages that maintain a connection."""
 
-from typing import NamedTuple
-
 from .fields import items, number, optional, port, string, strings, text, whole, yes_or_no
 from .kinds import FROM_AGENT, FROM_SESSION, LONGEST_TEXT, message, rank
+from .tuples import NamedTuple
 
 
 @message("ack", FROM_AGENT, FROM_SESSION, number=whole(0))

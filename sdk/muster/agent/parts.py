@@ -7,7 +7,6 @@ other content arrives than was announced. One thread may close it while another 
 
 import contextlib
 import os
-import threading
 
 from . import digest
 from .places import open_file, open_folder, part_name
@@ -30,6 +29,8 @@ class PartFile:
     """
 
     def __init__(self, root: str, parts: "list[str]", size: int, sha256: str, sender: str = "") -> None:
+        import threading  # only here, as every launch waits for a guard's imports
+
         self.offset = 0
         self.is_finished = False
         self._root, self._parts = root, parts

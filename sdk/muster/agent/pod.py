@@ -1,7 +1,8 @@
-"""First program of a worker that is a pod of Kubernetes: unpacks the agent, runs it, and ends as it does.
+"""Code of a pod's first process, which makes the pod a worker: it unpacks the agent, runs it, and ends as it does.
 
-It is the pod's first process. The pod's folder of secrets has the agent's source as a zip, and the config. That folder
-is read-only, so the config is copied to a folder from which the agent can remove it.
+It is sent as text, with ``unpacking.py`` before it and a call of ``main`` after it. The pod's folder of secrets has it,
+the agent's package, and the config. That folder is read-only, so the config is copied to a folder from which the agent
+can remove it.
 """
 
 import contextlib
@@ -9,44 +10,43 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
-import zipfile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Callable
 
 
 DIAL_AGAIN_SECONDS = 1.0  # between two attempts to dial the session
 
 
-def main(secrets: str, home: str) -> int:
-    """Run the agent until it ends, and return its status.
+def main(secrets: str, home: str, unpack: "Callable[[bytes, str], None]") -> None:
+    """Run the agent until it ends, and exit with its status.
 
     Args:
-        secrets: folder with ``agent.zip`` and ``config``.
+        secrets: folder with ``agent``, the package, and ``config``.
         home: folder that the worker may write to.
+        unpack: writes the package into a folder.
     """
     os.umask(0o077)
     os.makedirs(os.path.join(home, "home"), exist_ok=True)
-    with zipfile.ZipFile(os.path.join(secrets, "agent.zip")) as source:
-        source.extractall(home)
+    with open(os.path.join(secrets, "agent"), "rb") as package:
+        unpack(package.read(), home)
+    sys.path.insert(0, home)
     with open(os.path.join(secrets, "config")) as file:
         config = json.load(file)
     if config.get("tunnel") and config["session"]:
-        sys.path.insert(0, home)
         config["session"].update(_way(config["session"], os.path.join(home, "tunnel")))
     path = os.path.join(home, "config")
     with open(path, "w") as file:
         json.dump(config, file)
-    agent = subprocess.Popen([sys.executable, "-I", "-S", os.path.join(home, "agent", "__main__.py"), "worker", path])
-    signal.signal(signal.SIGTERM, lambda *_: agent.terminate())  # the agent ends its processes first
-    status = agent.wait()
+    from agent.forking import start_agent, status_of  # type: ignore[import-not-found]
+
+    status = status_of(start_agent(path, dict(os.environ)))
     if not config["session"]:  # a session has received the log already
         _print_log(config["log"])
-    return status if status >= 0 else 128 - status
+    sys.exit(status if status >= 0 else 128 - status)
 
 
 def _way(session: "dict[str, Any]", path: str) -> "dict[str, Any]":
@@ -86,7 +86,3 @@ def _print_log(log: str) -> None:
         with contextlib.suppress(OSError), open(path, "rb") as file:
             shutil.copyfileobj(file, sys.stdout.buffer)
     sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

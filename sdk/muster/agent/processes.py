@@ -6,6 +6,7 @@ import signal
 import time
 
 from . import linux
+from .leftovers import SECONDS, Leftovers
 from .loop import Loop
 
 TYPE_CHECKING = False
@@ -114,7 +115,7 @@ class Child:
         is_asked: whether it has been asked to end.
         reason: ``memory`` or ``stopped`` where the agent ended it.
         memory: bytes of memory that it and its descendants used, if that was too much.
-        ended_at: ``time.time()`` and ``time.monotonic()`` when its end was noticed.
+        ended_at: ``time.monotonic()`` when its end was noticed.
         late: seconds by which its end may have been noticed later than usual.
     """
 
@@ -128,7 +129,7 @@ class Child:
         self.is_asked = False
         self.reason: "str | None" = None
         self.memory: "int | None" = None
-        self.ended_at = (0.0, 0.0)
+        self.ended_at = 0.0
         self.late = 0.0
 
 
@@ -144,6 +145,7 @@ class Children:
         self._loop = loop
         self._output = output
         self._started = 0
+        self._leftovers = Leftovers()
         self.services: "dict[int, Callable[[int], object]]" = {}
         self.running: "dict[int, Child]" = {}
         self.marks: "set[str]" = set()  # marks of services whose daemons are left alone as long as the services run
@@ -188,6 +190,8 @@ class Children:
                 break
             if pid == 0:
                 break
+            if os.WIFSTOPPED(status):  # it has asked to be traced by its parent, and hangs in that, but has not ended
+                continue
             if pid in self.running:
                 ended.append(self._record_end(self.running.pop(pid), status))
             elif pid in self.services:
@@ -206,8 +210,8 @@ class Children:
         prefix = os.fsencode(MARK + "=")
         for orphan in orphans:
             marks = {entry for entry in linux.environment_of(orphan) if entry.startswith(prefix)}
-            if marks and marks.isdisjoint(alive):
-                self.kill_tree(orphan)
+            if marks and marks.isdisjoint(alive) and self.kill_tree(orphan):
+                self._loop.call_later(SECONDS, self.kill_leftovers)
 
     def signal(self, child: Child, signum: int) -> None:
         """Send a signal to a process and to the rest of its process group."""
@@ -232,15 +236,13 @@ class Children:
         for signum in (signal.SIGHUP, signal.SIGCONT, signal.SIGTERM):
             linux.kill_group(pid, signum)
 
-    @staticmethod
-    def kill_tree(root: int) -> None:
-        """Kill a process and its descendants."""
-        for pid in [root] + linux.descendants(root, linux.snapshot()):
-            linux.kill(pid)
+    def kill_tree(self, root: int) -> bool:
+        """Kill a process and its descendants; return whether some were given time, as ``Leftovers.kill`` does."""
+        return self._leftovers.kill([root] + linux.descendants(root, linux.snapshot()))
 
     @staticmethod
     def _record_end(child: "Child", status: int) -> "Child":
-        child.ended_at = (time.time(), time.monotonic())
+        child.ended_at = time.monotonic()
         child.late = linux.lateness()
         if os.WIFSIGNALED(status):
             child.signal = os.WTERMSIG(status)

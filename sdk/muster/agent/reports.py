@@ -1,21 +1,32 @@
 """Reports of processes: one datagram each, which their agent passes on as ``{"type": "report", "report": ...}``."""
 
-from typing import Any, Dict, NamedTuple
+import math
 
 from .fields import clean, number, optional, text, whole, yes_or_no
-from .kinds import LONGEST_NAME, LONGEST_TEXT, MOST_METRICS, REPORTS, clock, message, pid, rank
+from .kinds import LONGEST_NAME, LONGEST_TEXT, MOST_METRICS, REPORTS, clock, message, rank
+from .tuples import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+NOT_IN_JSON = ("NaN", "Infinity", "-Infinity")
 
 
-def _metrics(value: Any) -> Dict[str, float]:
+def _metrics(value: "Any") -> "dict[str, float]":
     """Check numbers by name, and return them as floats; those that JSON lacks are sent as text, such as "NaN"."""
     if type(value) is not dict or len(value) > MOST_METRICS:
         raise ValueError("at most {} numbers by name".format(MOST_METRICS))
-    found = {}
-    for metric, amount in value.items():
-        if type(amount) not in (int, float, str, bool):
-            raise ValueError("numbers by name")
-        found[clean(metric[:LONGEST_NAME])] = float(amount)
-    return found
+    return {clean(metric[:LONGEST_NAME]): _metric(amount) for metric, amount in value.items()}
+
+
+def _metric(amount: "Any") -> float:
+    if type(amount) not in (int, float, bool) and amount not in NOT_IN_JSON:
+        raise ValueError("numbers by name")
+    try:
+        return float(amount)
+    except OverflowError:  # an integer beyond the largest float; ``1e400`` is infinite already
+        return math.inf if amount > 0 else -math.inf
 
 
 _count = optional(whole(-(1 << 63)))
@@ -49,7 +60,7 @@ class Stage(NamedTuple):
 
 @message("warning", REPORTS, rank=rank, text=text(1000), is_of_thread=optional(yes_or_no))
 class Warned(NamedTuple):
-    """A warning about a process, for the user; ``is_of_thread`` where one of its threads has failed."""
+    """A warning about a process, for the user; ``is_of_thread`` where one of its threads or forks has failed."""
 
     text: str
     rank: "int | None" = None
@@ -62,19 +73,16 @@ class Returned(NamedTuple):
 
 
 @message(
-    "exception", REPORTS, rank=rank, pid=optional(pid), time=optional(clock), monotonic=optional(clock),
-    type=text(LONGEST_NAME), message=text(4000), traceback=text(LONGEST_TEXT), peer_was_gone=optional(yes_or_no),
-    status=optional(whole(0, 255)),
+    "exception", REPORTS, rank=rank, monotonic=optional(clock), type=text(LONGEST_NAME), message=text(4000),
+    traceback=text(LONGEST_TEXT), peer_was_gone=optional(yes_or_no), status=optional(whole(0, 255)),
 )  # fmt: skip
 class Raised(NamedTuple):
-    """A process raised an exception: when, by the clocks of its machine; and whether a connection had been closed."""
+    """A process raised an exception: when, by its machine's clock; and whether a connection had been closed."""
 
     type: str = ""
     message: str = ""
     traceback: str = ""
     rank: "int | None" = None
-    pid: "int | None" = None
-    time: "float | None" = None
     monotonic: "float | None" = None
     peer_was_gone: "bool | None" = None
     status: "int | None" = None  # where it called ``sys.exit`` with a number

@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 import time
-import traceback
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,29 +26,22 @@ def become_worker(unpacked: "ContextManager[str]", folder: str, session: str) ->
         session: the session's address; the route to it decides which address of this node is used.
     """
     path = "{}/worker-{}".format(folder, os.environ["SLURM_PROCID"])
-    agents = []  # type: list[int]  # the agent's process id, once it has started
-    early = []  # type: list[bool]  # not empty after a request to end before that
-
-    def end(*_: object) -> None:
-        if agents:
-            with contextlib.suppress(ProcessLookupError):  # the agent has just ended
-                os.kill(agents[0], signal.SIGTERM)  # it ends its processes first, then itself
-        else:
-            early.append(True)
-
+    early = []  # type: list[bool]  # not empty after a request to end before the agent has started
     signal.signal(signal.SIGCONT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, end)  # before this process's id is reported
+    signal.signal(signal.SIGTERM, lambda *_: early.append(True))  # before this process's id is reported
     with unpacked as package:
         address = address_towards(session)
         node, step = os.environ.get("SLURMD_NODENAME", ""), os.environ.get("SLURM_STEP_ID", "")
         tell(path, node=node, step=step, address=address, pid=os.getpid(), at=time.time())
-        agents.append(start_agent(path + ".launch", environment(address)))
+        from agent.forking import start_agent, status_of  # type: ignore[import-not-found]
+
+        agent = start_agent(path + ".launch", environment(address))
         if early:
-            os.kill(agents[0], signal.SIGTERM)
+            os.kill(agent, signal.SIGTERM)
         from agent.removal import begin_to_remove_unused  # type: ignore[import-not-found]
 
         begin_to_remove_unused(package)
-        status = status_of(agents[0])
+        status = status_of(agent)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing is left to do except to remove the folder
         if status < 0:
             reason = "Its agent was ended by signal {}.".format(-status)
@@ -57,43 +49,6 @@ def become_worker(unpacked: "ContextManager[str]", folder: str, session: str) ->
         elif status and os.path.exists(path + ".stop"):  # its config may have been withdrawn before it was read
             tell(path, status="stopped", exit_code=None, signal=None, reason=None)
     sys.exit(1 if status else 0)
-
-
-def start_agent(config: str, environ: "dict[str, str]") -> int:
-    """Fork the agent, which spares it an interpreter's start and most imports, and return its process id.
-
-    Args:
-        config: path of the agent's config.
-        environ: the agent's environment.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the agent, which unblocks it, is ready
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.environ.clear()
-            os.environ.update(environ)
-            from agent.worker import main  # type: ignore[import-not-found]
-
-            main(config)
-        except SystemExit as end:
-            status = end.code if isinstance(end.code, int) else int(end.code is not None)
-            if isinstance(end.code, str):
-                sys.stderr.write(end.code + "\n")
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(status)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    return pid
-
-
-def status_of(pid: int) -> int:
-    """Wait for the end of a process, and return its exit status, or the negative number of the signal that ended it."""
-    _, status = os.waitpid(pid, 0)
-    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def tell(path: str, **news: object) -> None:

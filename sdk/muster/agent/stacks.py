@@ -1,10 +1,11 @@
 """The Python stacks of a worker's processes, also of those that are stuck.
 
-A process started by :mod:`~muster.agent.runner` has a file ``stacks-<pid>`` in the scratch folder and a socket beside
+A process started by :mod:`muster.runner` has a file ``stacks-<pid>`` in the scratch folder and a socket beside
 it. On a message to the socket it appends the stacks of all its threads to the file; if it cannot, because a thread is
 stuck with the interpreter's lock, SIGUSR1 makes it append that of the main thread. The signal would kill any other
 process. So it is sent only if the socket is still open, which it is not once the process has become another program by
-exec, and only if the kernel says that the process catches the signal.
+exec, and only if the kernel says that the process catches the signal. Other programs have no such file: of a rank that
+has no interpreter, its agent says what it runs.
 """
 
 import contextlib
@@ -19,6 +20,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
+    OnStacks = Callable[[list[int], str], object]
+
 PREFIX = "stacks-"
 DELAY = 0.5  # seconds that a process gets to write, each way
 CHECKS = 5  # checks of the file in that time, as most processes write at once
@@ -26,35 +29,51 @@ CHECKS = 5  # checks of the file in that time, as most processes write at once
 # worth it: of a thread at most a hundred calls are shown, some ten kilobytes, and the main thread comes first.
 LARGEST = (1 << 16) - 200
 REPLACED = "Process {} has become another program, which tells no Python stacks.\n"
+OTHER_PROGRAM = "Process {} runs {}, which tells no Python stacks, or not yet.\n"
 SILENT = "Process {} does not answer: it is stuck, and does not catch the signal that would have it tell its stacks.\n"
 
 
-def ask_for_stacks(loop: Loop, scratch: str, on_stacks: "Callable[[int, str], object]") -> None:
-    """Ask all processes for their stacks, and call ``on_stacks(pid, text)`` for each a moment later."""
+def ask_for_stacks(loop: Loop, scratch: str, on_stacks: "OnStacks") -> "set[int]":
+    """Ask all interpreters for their stacks, and call ``on_stacks`` for each a moment later.
+
+    Args:
+        loop: the agent's event loop.
+        scratch: the worker's scratch folder.
+        on_stacks: called with the process id of an interpreter, in a list, and the text.
+
+    Returns:
+        The process ids of those that are asked.
+    """
     own = set(linux.descendants(os.getpid(), linux.snapshot()))
     try:
         names = os.listdir(scratch)
     except OSError:  # a script may have removed the folder, and with it all sockets
-        return
-    for name in names:
-        pid = int(name[len(PREFIX) :]) if name.startswith(PREFIX) and name[len(PREFIX) :].isdigit() else 0
-        if pid in own:
-            _ask(loop, pid, os.path.join(scratch, name), on_stacks)
+        names = []
+    numbers = [name[len(PREFIX) :] for name in names if name.startswith(PREFIX)]
+    interpreters = own.intersection(int(number) for number in numbers if number.isdecimal())
+    for pid in interpreters:
+        _ask(loop, pid, os.path.join(scratch, "{}{}".format(PREFIX, pid)), on_stacks)
+    return interpreters
 
 
-def _ask(loop: Loop, pid: int, path: str, on_stacks: "Callable[[int, str], object]") -> None:
+def without_stacks(pid: int) -> "tuple[list[int], str]":
+    """Return a process that is not asked, with its descendants, and what is said of it in place of stacks."""
+    return [pid] + linux.descendants(pid, linux.snapshot()), OTHER_PROGRAM.format(pid, linux.name_of(pid))
+
+
+def _ask(loop: Loop, pid: int, path: str, on_stacks: "OnStacks") -> None:
     before = _size(path)
 
     def check(checks_left: int) -> None:
         if _size(path) > before:
-            on_stacks(pid, _read(path, before))
+            on_stacks([pid], _read(path, before))
         elif checks_left > 1:
             loop.call_later(DELAY / CHECKS, lambda: check(checks_left - 1))
         elif linux.catches(pid, signal.SIGUSR1):
             linux.kill(pid, signal.SIGUSR1)
-            loop.call_later(DELAY, lambda: on_stacks(pid, _read(path, before) or SILENT.format(pid)))
+            loop.call_later(DELAY, lambda: on_stacks([pid], _read(path, before) or SILENT.format(pid)))
         else:
-            on_stacks(pid, SILENT.format(pid))
+            on_stacks([pid], SILENT.format(pid))
 
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as question:
@@ -62,7 +81,7 @@ def _ask(loop: Loop, pid: int, path: str, on_stacks: "Callable[[int, str], objec
             with contextlib.suppress(BlockingIOError):  # it has not even read earlier questions
                 question.sendto(b"?", path + ".sock")
     except OSError:  # the process with that socket is gone
-        on_stacks(pid, REPLACED.format(pid))
+        on_stacks([pid], REPLACED.format(pid))
     else:
         loop.call_later(DELAY / CHECKS, lambda: check(CHECKS))
 

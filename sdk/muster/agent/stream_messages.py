@@ -4,10 +4,9 @@ Each side may send as much as the other has given it credit for, and has ``WINDO
 size and ``OVERHEAD``. What is done with them is in ``streams.py``.
 """
 
-from typing import NamedTuple
-
 from .fields import items, optional, port, string, strings, text, whole
 from .kinds import FROM_AGENT, FROM_SESSION, message, payload
+from .tuples import NamedTuple
 
 WINDOW = 1 << 17  # bytes
 OVERHEAD = 64  # bytes
@@ -44,11 +43,12 @@ class Dial(NamedTuple):
     port: int
 
 
-@message("opened", FROM_AGENT, stream=stream)
+@message("opened", FROM_AGENT, stream=stream, source=optional(port))
 class Opened(NamedTuple):
-    """The command has been started, or the connection has been made."""
+    """The command has been started, or the connection has been made; ``source``: from which port of the loopback."""
 
     stream: int
+    source: "int | None" = None
 
 
 @message("data", FROM_AGENT, FROM_SESSION, stream=stream, channel=_channel, payload=payload)

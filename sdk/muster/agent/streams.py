@@ -20,6 +20,7 @@ MOST_STREAMS = 32  # at a time
 PIECE = 1 << 15  # bytes that are read at once
 GRACE = 1.0  # seconds that a command gets for ending itself
 CONNECT_SECONDS = 10.0
+LOOPBACK = "127.0.0.1"
 SHELLS = ("/bin/bash", "/bin/sh")
 INPUT, OUTPUT, ERRORS = 0, 1, 2
 NOT_FOUND, CANNOT_START = 127, 126  # exit statuses, as shells use them
@@ -68,7 +69,7 @@ class Streams:
             self._dialling.add(order.stream)
             own = self._address()
             own_family = socket.AF_INET6 if ":" in own else socket.AF_INET
-            addresses = [(own_family, own), (socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
+            addresses = [(own_family, own), (socket.AF_INET, LOOPBACK), (socket.AF_INET6, "::1")]
             self._try(order, addresses, "")
 
     def data(self, data: wire.Data) -> None:
@@ -140,7 +141,8 @@ class Streams:
             elif not failure:
                 self._dialling.discard(order.stream)
                 self._streams[order.stream] = Dialled(self, order.stream, connection)
-                self._send(wire.Opened(order.stream))
+                source = connection.getsockname()[1] if host == LOOPBACK else None
+                self._send(wire.Opened(order.stream, source))
             else:
                 connection.close()
                 self._try(order, addresses[1:], failure)

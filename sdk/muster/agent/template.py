@@ -179,7 +179,7 @@ def _threads_of_blas() -> int:
     with open("/proc/self/maps") as file:
         libraries = {line.split()[-1] for line in file if "openblas" in line}
     each = [os.environ.get(name, "") for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")]
-    number = next((int(text) for text in each if text.isdigit()), 1)
+    number = next((int(text) for text in each if text.isdecimal()), 1)
     return len(libraries) * max(0, number - 1)
 
 

@@ -1,7 +1,8 @@
 """Code that unpacks the agent on a machine where it is not installed, into a folder that is removed after its use.
 
 It is sent as text, followed by the code that uses the folder. While that runs, the folder is locked, which shows others
-that it is in use. If the process is killed, the next one removes the folder (``removal.remove_unused``).
+that it is in use. If the process is killed, the next one removes the folder (``removal.remove_unused``). Where many
+workers start at once on few cores, all wait for what each one imports: so there is little of that.
 """
 
 import sys
@@ -11,11 +12,10 @@ if sys.version_info < (3, 6):
 
 import contextlib
 import fcntl
-import io
+import marshal
 import os
 import shutil
 import tempfile
-import zipfile
 import zlib
 
 TYPE_CHECKING = False
@@ -31,7 +31,7 @@ def unpacked(packed: bytes, prefix: str) -> "Iterator[str]":
     """Provide a folder, mode 0700, with the agent's package in it; remove it at the end, with all of its contents.
 
     Args:
-        packed: the package, as a zip.
+        packed: the package, as the session has packed it.
         prefix: the beginning of the folder's name.
 
     Raises:
@@ -49,7 +49,7 @@ def unpacked(packed: bytes, prefix: str) -> "Iterator[str]":
         sys.exit(TROUBLE.format(around, error.strerror or error))
     try:
         try:
-            zipfile.ZipFile(io.BytesIO(packed)).extractall(folder)
+            unpack(packed, folder)
         except OSError as error:
             sys.exit(TROUBLE.format(around, error.strerror or error))
         sys.path.insert(0, folder)
@@ -57,6 +57,19 @@ def unpacked(packed: bytes, prefix: str) -> "Iterator[str]":
     finally:
         _remove(folder)
         os.close(lock)
+
+
+def unpack(packed: bytes, folder: str) -> None:
+    """Write the agent's package into a folder: the sources, and bytecode where there is some for this Python.
+
+    Raises OSError.
+    """
+    files_for = marshal.loads(zlib.decompress(packed))
+    package = os.path.join(folder, "agent")
+    os.makedirs(os.path.join(package, "__pycache__"))
+    for name, content in dict(files_for[""], **files_for.get(sys.implementation.cache_tag, {})).items():
+        with open(os.path.join(package, name), "wb") as file:
+            file.write(content)
 
 
 def _make_folder(prefix: str, around: str) -> "tuple[str, int]":

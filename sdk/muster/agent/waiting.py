@@ -23,19 +23,20 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-def connections_of(pid: int) -> "tuple[wire.TcpConnection, ...]":
-    """Return the process's TCP connections, first those that may explain a wait."""
-    awaited = _awaited(pid)
-    inodes = {name[len("socket:[") : -1] for name in linux.open_files(pid) if name.startswith("socket:[")}
+def connections_of(pids: "list[int]") -> "tuple[wire.TcpConnection, ...]":
+    """Return the TCP connections of a process and its descendants, first those that may explain a wait."""
+    awaited = {_awaited(pid) for pid in pids}
+    files = [name for pid in pids for name in linux.open_files(pid)]
+    inodes = {name[len("socket:[") : -1] for name in files if name.startswith("socket:[")}
     found = []
     for table in ("tcp", "tcp6"):
         try:
-            with open("/proc/{}/net/{}".format(pid, table)) as file:
+            with open("/proc/{}/net/{}".format(pids[0], table)) as file:
                 rows = [line.split() for line in file]
         except OSError:
             continue
         rows = [row for row in rows if row[3] in (ESTABLISHED, CLOSE_WAIT) and row[9] in inodes]
-        found += [_connection(row, row[9] == awaited) for row in rows]
+        found += [_connection(row, row[9] in awaited) for row in rows]
     return tuple(sorted(found, key=lambda end: (-end.is_awaited, -end.unanswered, -end.unread))[:MOST])
 
 

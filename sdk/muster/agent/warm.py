@@ -5,6 +5,7 @@ started: with the same environment, files, signals and paths, and the runner and
 of installed packages are imported already. If anything could make a difference to that, the rank starts cold.
 """
 
+import atexit
 import ctypes
 import gc
 import importlib
@@ -16,6 +17,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import ModuleType
     from typing import Any
 
 RUNNER = "runner.py"
@@ -28,6 +30,9 @@ OF_A_RUN = (
 MARKS = "MUSTER_MARKS"  # in a template's environment: room for the variables by which its forks are identified
 MARKED = ("MUSTER_RUN_ID", "MUSTER_PROCESS")
 IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFSZ")
+ENDED_BY_PYTHON = ("sys", "builtins", "__main__")  # modules that have a clean-up of their own
+
+_imported: "dict[str, ModuleType]" = {}  # the template's modules, in a fork of it
 
 
 class Template:
@@ -144,6 +149,7 @@ def become(template: Template, argv: "list[str]", env: "dict[str, str]") -> None
         argv: the command line; the template has no reason against it.
         env: the whole environment.
     """
+    _imported.update((name, module) for name, module in sys.modules.items() if name not in ENDED_BY_PYTHON)
     _close_what_exec_closes(template.files)
     env = dict(env)
     for name, value in template.changed.items():
@@ -182,32 +188,63 @@ def _run_as_main(program: str) -> int:
         exec(code, main.__dict__)
     except SystemExit as ended:
         return _status(ended.code)
-    except KeyboardInterrupt:
-        sys.excepthook(*sys.exc_info())
-        return -signal.SIGINT
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        return 1
+    except BaseException as error:
+        status = _call_hook(error)
+        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else status
     return 0
+
+
+def _call_hook(error: BaseException) -> int:
+    """Have ``sys.excepthook`` print an exception, and print what it raises itself; return the exit status."""
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit as ended:
+        return _status(ended.code)
+    except BaseException as failed:
+        sys.stderr.write("Error in sys.excepthook:\n")
+        sys.__excepthook__(type(failed), failed, failed.__traceback__)
+        sys.stderr.write("\nOriginal exception was:\n")
+        sys.__excepthook__(type(error), error, error.__traceback__)
+    return 1
 
 
 def _status(code: object) -> int:
     if code is None:
         return 0
     if isinstance(code, int):
-        return code & 0xFF
+        return code & 0xFF if code.bit_length() < 64 else 0xFF  # what no C long holds
     sys.stderr.write("{}\n".format(code))
     return 1
 
 
 def _finish(status: int) -> None:
-    """Exit as the interpreter does at its end, with all of its clean-up."""
+    """Exit as the interpreter does at its end, with all of its clean-up, except that of the template's modules."""
+    import threading  # only here, as every launch waits for a guard's imports
+
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)
         libc = ctypes.CDLL(None)
         libc.on_exit(getattr(libc, "raise"), None)  # called with the exit status, once the interpreter has ended
-    # Not sys.exit, which would unwind into the agent's code, from which this was called.
-    ctypes.pythonapi.Py_Exit(ctypes.c_int(abs(status)))
+    try:  # what the interpreter begins its end with, and what may use these modules
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        gc.collect()
+        _leave_imports()
+    finally:
+        # Not sys.exit, which would unwind into the agent's code, from which this was called.
+        ctypes.pythonapi.Py_Exit(ctypes.c_int(abs(status)))
+
+
+def _leave_imports() -> None:
+    """Keep the interpreter from taking the template's modules apart, which would copy all their memory.
+
+    That takes several times as long as the rest of the end. What the script has made and imported is cleaned up as
+    always, and finds these modules whole.
+    """
+    for name, module in _imported.items():
+        if sys.modules.get(name) is module:
+            del sys.modules[name]
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_imported))  # else they would be freed with this module
 
 
 def _close_what_exec_closes(kept: "set[int]") -> None:

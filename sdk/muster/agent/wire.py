@@ -5,8 +5,6 @@ are declared by subject: ``worker_messages.py`` and ``reports.py`` (from agents)
 ``stream_messages.py`` and ``file_messages.py`` (from both).
 """
 
-from typing import Any
-
 from . import frames
 from .file_messages import Chunk, Find, Found, Get, Have, Lacks, Missing, Put, Sync, Synced
 from .kinds import (
@@ -60,6 +58,10 @@ from .worker_messages import (
     connection,
 )
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 __all__ = [
     "Ack", "AskStacks", "Broken", "Chunk", "Clock", "Close", "Closed", "Credit", "Data", "Dial",
     "End", "Eof", "Error", "Execute", "Exited", "Expect", "FROM_AGENT", "FROM_SESSION", "Find", "Found", "Get",
@@ -107,7 +109,7 @@ def encode(message: "tuple[Any, ...]", number: int = 0) -> bytes:
     return frames.encode(kind, **fields)
 
 
-def from_agent(fields: "dict[str, Any]") -> Any:
+def from_agent(fields: "dict[str, Any]") -> "Any":
     """Check a message of an agent, and return it; for a report, the message within it.
 
     Raises:
@@ -119,12 +121,12 @@ def from_agent(fields: "dict[str, Any]") -> Any:
     return read(fields, fields["type"], FROM_AGENT)
 
 
-def from_session(fields: "dict[str, Any]") -> Any:
+def from_session(fields: "dict[str, Any]") -> "Any":
     """Check a message of the session, and return it. Raises as ``from_agent`` does."""
     return read(fields, fields["type"], FROM_SESSION)
 
 
-def read_report(report: Any) -> Any:
+def read_report(report: "Any") -> "Any":
     """Check a process's report, and return its message. Raises as ``from_agent`` does."""
     if type(report) is not dict or type(report.get("kind")) is not str:
         raise Misfit("a report must have a kind")

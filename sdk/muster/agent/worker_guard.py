@@ -56,7 +56,7 @@ class WorkerGuard(Guard):
             workers=settled,
             session=None,
             environ=self._environ,
-            claims={"folder": None, "cores": [], "gpus": _devices(self._environ)},
+            claims={"cores": [], "gpus": _devices(self._environ)},
             sshd=sshd_or_none() if any(config["ssh"] for config in workers) else None,
         )
 

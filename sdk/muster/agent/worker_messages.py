@@ -1,7 +1,5 @@
 """Messages of agents about their worker and its processes."""
 
-from typing import Any, NamedTuple
-
 from .fields import (
     device,
     host,
@@ -19,6 +17,11 @@ from .fields import (
     yes_or_no,
 )
 from .kinds import FROM_AGENT, LONGEST_NAME, LONGEST_OUTPUT, LONGEST_TEXT, clock, message, pid, rank
+from .tuples import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 @message(
@@ -72,11 +75,11 @@ class Started(NamedTuple):
 
 @message(
     "exited", FROM_AGENT, pid=pid, rank=rank, exit_code=optional(whole(0, 255)), signal=optional(whole(1, 127)),
-    reason=optional(one_of("memory", "stopped")), memory=optional(whole(0)), time=optional(clock),
+    reason=optional(one_of("memory", "stopped")), memory=optional(whole(0)),
     monotonic=optional(clock), late=optional(clock), either=("exit_code", "signal"),
 )  # fmt: skip
 class Exited(NamedTuple):
-    """A process has ended: when, by the clocks of its machine; and with how much memory, if that was too much.
+    """A process has ended: when, by its machine's clock; and with how much memory, if that was too much.
 
     ``late`` says by how many seconds its end may have been noticed later than usual, on a busy machine.
     """
@@ -87,7 +90,6 @@ class Exited(NamedTuple):
     signal: "int | None" = None
     reason: "str | None" = None
     memory: "int | None" = None
-    time: "float | None" = None
     monotonic: "float | None" = None
     late: "float | None" = None
 

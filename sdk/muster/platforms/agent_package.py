@@ -1,0 +1,84 @@
+"""The agent's package, packed to travel to workers where it is not installed."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import importlib.machinery
+import importlib.util
+import marshal
+import sys
+import threading
+import zlib
+from pathlib import Path
+
+from muster.agent.worker import UNPACKED
+from muster.runtime.forks import in_forked_children
+
+AGENT = Path(__file__).resolve().parents[1] / "agent"
+FORMAT = 2  # of marshal's data: one that all versions of Python read
+UNCHECKED = b"\1\0\0\0"  # flags of a .pyc file with its source's hash, which is not checked (PEP 552)
+LINE = 100  # characters of a line of packed source
+
+
+_packing = threading.Lock()  # many hosts are logged in to at once, and all may need the same package
+
+
+def _renew_lock() -> None:
+    global _packing
+    _packing = threading.Lock()
+
+
+in_forked_children(_renew_lock)  # a thread of the parent's may have held it, which the child does not have
+
+
+def packed_agent(*, has_bytecode: bool = False) -> bytes:
+    """Return the agent's package, packed for ``unpack`` of the agent's ``unpacking.py``.
+
+    Args:
+        has_bytecode: whether to include this interpreter's bytecode: three times as much data, but workers with the
+            same version of Python, such as 3.11, start in half the time. Each checks that it reads such bytecode.
+    """
+    with _packing:
+        return _packed(has_bytecode)
+
+
+@functools.lru_cache
+def _packed(has_bytecode: bool) -> bytes:
+    sources = {path.name: path.read_bytes() for path in sorted(AGENT.glob("*.py"))}
+    files_for = {"": sources}
+    if has_bytecode:  # beside the sources, as a template is of the scripts' interpreter, which may be another
+        tag = sys.implementation.cache_tag
+        files_for[tag] = {f"__pycache__/{name[:-3]}.{tag}.pyc": _bytecode(AGENT / name) for name in sources}
+    return zlib.compress(marshal.dumps(files_for, FORMAT))  # level 9 takes four times as long for one percent
+
+
+def _bytecode(path: Path) -> bytes:
+    loader = importlib.machinery.SourceFileLoader(f"agent.{path.stem}", str(path))
+    head = importlib.util.MAGIC_NUMBER + UNCHECKED + importlib.util.source_hash(path.read_bytes())
+    return head + marshal.dumps(loader.get_code(loader.name))
+
+
+def program(bootstrap: str, *arguments: str, has_bytecode: bool = False) -> str:
+    """Return the source of a program that turns the process that runs it into a worker.
+
+    Args:
+        bootstrap: name of the agent's file that defines ``become_worker``.
+        arguments: arguments of ``become_worker`` after the first, the context manager that unpacks the agent.
+        has_bytecode: as for ``packed_agent``.
+    """
+    text = base64.b64encode(packed_agent(has_bytecode=has_bytecode)).decode()
+    lines = "".join(f"{text[start : start + LINE]}\n" for start in range(0, len(text), LINE))
+    package = f"unpacked(base64.b64decode('''\n{lines}'''), {UNPACKED!r})"
+    call = f"become_worker({', '.join([package, *map(repr, arguments)])})\n"
+    return with_unpacking(bootstrap, f"import base64\n\n{call}")
+
+
+def with_unpacking(bootstrap: str, call: str) -> str:
+    """Return a program: how to unpack the package, one of the agent's files, and a call of a function in that."""
+    return "\n\n".join([_text("unpacking.py"), _text(bootstrap), call])
+
+
+@functools.lru_cache
+def _text(name: str) -> str:
+    return (AGENT / name).read_text(encoding="utf-8")
