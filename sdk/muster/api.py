@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -266,46 +266,40 @@ def run_cluster(
         plain_bool("reuse", reuse)
     observers = plain_observers(observers)
     kept = kept_for(reuse, platform, detach is not None)
-    lent = kept.borrow() if kept is not None else None
     resources = Resources(cpu, memory, nvidia_gpu)
-    cluster = Cluster.of(
-        RunRequest(
-            script=worker_script,
-            n_workers=n_workers,
-            n_ps=n_ps,
-            resources=resources,
-            ps_resources=resources.but(ps_cpu, ps_memory, ps_nvidia_gpu),
-            args=args,
-            env={} if env is None else env,
-            kwargs=kwargs,
-            python=python,
-            name=name if name is not None else "",
-            strategy=strategy,
-            platform=platform if lent is None else lent,
-            options=options,
-            timeout_seconds=timeout_seconds,
-            run_timeout=run_timeout,
-            stall_seconds=stall_seconds,
-            queue_timeout=queue_timeout,
-            session_address=session_address,
-            worker_ports=worker_ports,
-            project=project,
-            project_limit=project_limit,
-            collect=collect,
-            detach=detach,
-            restarts=restarts,
-            restart_on=restart_on,
-            from_scratch=from_scratch,
-            min_workers=min_workers,
-            warm=warm,
-        ),
-        observers,
+    request = RunRequest(
+        script=worker_script,
+        n_workers=n_workers,
+        n_ps=n_ps,
+        resources=resources,
+        ps_resources=resources.but(ps_cpu, ps_memory, ps_nvidia_gpu),
+        args=args,
+        env={} if env is None else env,
+        kwargs=kwargs,
+        python=python,
+        name=name if name is not None else "",
+        strategy=strategy,
+        platform=platform,
+        options=options,
+        timeout_seconds=timeout_seconds,
+        run_timeout=run_timeout,
+        stall_seconds=stall_seconds,
+        queue_timeout=queue_timeout,
+        session_address=session_address,
+        worker_ports=worker_ports,
+        project=project,
+        project_limit=project_limit,
+        collect=collect,
+        detach=detach,
+        restarts=restarts,
+        restart_on=restart_on,
+        from_scratch=from_scratch,
+        min_workers=min_workers,
+        warm=warm,
     )
-    if kept is not None and lent is not None:
-        try:
-            return _run(cluster, worker_script is not None, wait, dashboard, name is not None)
-        finally:
-            cluster.when_over(partial(kept.give_back, lent))
+    if kept is not None:
+        return _run_on_kept(kept, request, observers, wait, dashboard)
+    cluster = Cluster.of(request, observers)
     checked = cluster.check()
     if detach is not None:
         if observers:
@@ -315,11 +309,29 @@ def run_cluster(
             )
         if dashboard:
             choose_dashboard()  # it may raise JobError: better before anything has begun
+        checked.shortages()
         _make_room(cluster, replace_same_name=name is not None)
         return _detached(checked, dashboard)
-    address = _run(cluster, worker_script is not None, wait, dashboard, name is not None)
+    address = _run(cluster, worker_script is not None, wait, dashboard, bool(name))
     _hint_at_reuse(cluster)
     return address
+
+
+def _run_on_kept(
+    kept: KeptPlatform, request: RunRequest, observers: Sequence[Observer], wait: bool, dashboard: bool
+) -> ClusterAddress:
+    """Run on a platform that is kept, and give it back once the run is over."""
+    lent = cluster = None
+    try:
+        with interrupts.deferred():
+            lent = kept.borrow()
+        cluster = Cluster.of(replace(request, platform=lent), observers)
+        return _run(cluster, request.script is not None, wait, dashboard, bool(request.name))
+    finally:
+        if cluster is not None and lent is not None:
+            cluster.when_over(partial(kept.give_back, lent))
+        elif lent is not None:
+            kept.give_back(lent)
 
 
 def _run(cluster: Cluster, has_script: bool, wait: bool, dashboard: bool, is_named: bool) -> ClusterAddress:
@@ -330,9 +342,14 @@ def _run(cluster: Cluster, has_script: bool, wait: bool, dashboard: bool, is_nam
     try:
         with interrupts.held(cluster.interrupt, cluster.log_dir), without_echo():
             _make_room(cluster, replace_same_name=is_named)
-            cluster.start()
-            if has_script and wait:
-                cluster.wait()
+            try:
+                cluster.start()
+                if has_script and wait:
+                    cluster.wait()
+            except BaseException:
+                if cluster.is_running:  # a handler of a signal has raised, as one that limits the time of the call
+                    cluster.stop()
+                raise
     finally:
         if not cluster.is_running:
             shown.close()

@@ -15,11 +15,12 @@ from typing import Any
 from muster import platforms
 from muster.agent import linux
 from muster.api import ClusterAddress, run_cluster
-from muster.checks.arguments import plain_bool, whole_number
+from muster.checks.arguments import plain_bool
 from muster.checks.names import refuse_script_as_number, with_names_checked
 from muster.dashboard import choose as choose_dashboard
 from muster.errors import JobError, PlatformError, without_inner_frames
 from muster.job import Resources, Status, Worker
+from muster.options.values import LONGEST_SPAN, plain_number, whole_number
 from muster.platforms.base import Platform
 from muster.platforms.kept import IDLE_SECONDS, KeptPlatform
 from muster.platforms.local import LocalPlatform
@@ -28,6 +29,7 @@ from muster.run.cluster import Cluster, running_clusters
 from muster.run.misnamed import refuse_misnamed_of_pool
 from muster.run.request import RunRequest
 from muster.runtime import interrupts
+from muster.runtime.background import on_background_thread
 from muster.strategies.hold import Hold
 from muster.text.names import join_names
 
@@ -90,8 +92,8 @@ def pool(
     plain_bool("dashboard", dashboard)
     if whole_number("n_workers", n_workers) < 1:
         raise JobError(f"n_workers is {n_workers}; a pool has at least 1 worker.")
-    if idle_minutes is not None and not 0 < idle_minutes < float("inf"):
-        raise JobError(f"idle_minutes is {idle_minutes!r}; it must be a number greater than 0, or None.")
+    if idle_minutes is not None and not 0 < plain_number("idle_minutes", idle_minutes) <= LONGEST_SPAN / 60:
+        raise JobError(f"idle_minutes is {idle_minutes!r}; it must be greater than 0, and ten years at most; or None.")
     resources = Resources(cpu, memory, nvidia_gpu)
     resources.check()
     idle = None if idle_minutes is None else idle_minutes * 60
@@ -158,7 +160,7 @@ class Pool:
             )
         refuse_script_as_number({"n_workers": n_workers, "n_ps": n_ps})
         self._refuse(options, n_ps)
-        wanted = self.n_workers - n_ps if n_workers is None else whole_number("n_workers", n_workers)
+        wanted = max(1, self.n_workers - n_ps) if n_workers is None else whole_number("n_workers", n_workers)
         if wanted + n_ps > self.n_workers:
             raise JobError(
                 f"The pool has {_workers(self.n_workers)}, fewer than {wanted} that train and {n_ps} parameter "
@@ -200,10 +202,12 @@ class Pool:
 
     def close(self) -> None:
         """End the run that is under way, and the pool."""
-        for cluster in running_clusters():
-            if self._location.has(cluster):
-                cluster.stop()
-        self._location.close("")
+        try:
+            for cluster in running_clusters():
+                if self._location.has(cluster):
+                    cluster.stop()
+        finally:
+            self._location.close("")
 
     def __enter__(self) -> Pool:
         return self
@@ -359,6 +363,8 @@ class _Elsewhere(_Location):
         self._lock = threading.Lock()
         self._runs = 0
         self._why_closed: str | None = None
+        self._is_released = False
+        self._releasing = threading.RLock()  # a signal handler may close the pool while it is being closed
         self._pid = os.getpid()
         self._pooled: PooledPlatform | None = None
         self._cluster = Cluster.of(
@@ -483,13 +489,27 @@ class _Elsewhere(_Location):
             return
         with self._lock:
             self._stop_timer()
-            if self._why_closed is not None:
-                return
-            self._why_closed = why
+            if self._why_closed is None:
+                self._why_closed = why
         self._release()
 
     def _release(self) -> None:
-        if self._pooled is not None:
-            self._pooled.close()
-        self._cluster.stop()
-        self._platform.close()
+        """End the workers and close the platform, unless that is done: an interrupt may have broken it off."""
+        if not self._releasing.acquire(blocking=not on_background_thread()):
+            return  # another thread does it, and waits for the background thread
+        try:
+            if not self._is_released:
+                self._close_everything()
+                self._is_released = True
+        finally:
+            self._releasing.release()
+
+    def _close_everything(self) -> None:
+        try:
+            if self._pooled is not None:
+                self._pooled.close()
+        finally:
+            try:
+                self._cluster.stop()
+            finally:
+                self._platform.close()

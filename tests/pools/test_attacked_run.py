@@ -62,8 +62,12 @@ class Target:
 
     def ask(self) -> socket.socket:
         client = socket.socket(socket.AF_UNIX)
-        client.settimeout(2)
-        client.connect(self.control)
+        try:
+            client.settimeout(2)
+            client.connect(self.control)
+        except OSError:  # where too many have connected
+            client.close()
+            raise
         return client
 
 

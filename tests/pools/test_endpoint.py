@@ -168,7 +168,7 @@ def test_addresses_that_a_hello_may_name(endpoint: Listening, host: str) -> None
         {"kind": "exception", "rank": {"a": 1}, "type": "E", "message": "m", "traceback": ""},
         {"kind": "progress", "metrics": {"loss": [1]}},
         {"kind": "progress", "metrics": {"loss": "many"}},
-        {"kind": "progress", "metrics": {"loss": 10**400}},
+        {"kind": "progress", "metrics": {"loss": "1" + 400 * "0"}},
         {"kind": "progress", "metrics": {str(number): 1 for number in range(10_000)}},
         {"kind": "progress", "step": 10**30},
         {"kind": ["progress"]},

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from muster.checks.planning import member_names
@@ -19,6 +23,36 @@ from muster.testing import ScriptedPlatform, SimulatedLoop
 @pytest.fixture(autouse=True)
 def nothing_is_left_running(ends_its_guards: None) -> None:
     """Fail tests of this folder that leave a guard or a login running."""
+
+
+@pytest.fixture(scope="session")
+def memory() -> Iterator[Path]:
+    """A folder in memory, if the machine has one: these tests make and remove thousands of files."""
+    shared = "/dev/shm"
+    with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else None) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def homes(memory: Path) -> Iterator[Path]:
+    return (memory / f"home{number}" for number in itertools.count())
+
+
+@pytest.fixture(scope="session")
+def folders(memory: Path) -> Iterator[Path]:
+    return (memory / str(number) for number in itertools.count())
+
+
+@pytest.fixture
+def tmp_path(folders: Iterator[Path]) -> Path:
+    folder = next(folders)
+    folder.mkdir(0o700)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def scratch_in_memory(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(memory))
 
 
 @pytest.fixture

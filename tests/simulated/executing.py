@@ -15,7 +15,8 @@ def finish(loop: SimulatedLoop, made: Execution) -> Result:
     """Let it go on to its end."""
     loop.run(asyncio.wait(asyncio.all_tasks(loop), timeout=1000))
     assert made.up.is_set()
-    return made.ended.result(timeout=0)
+    assert made.outcome is not None
+    return made.outcome
 
 
 def recorded(made: Execution) -> dict[str, Any]:

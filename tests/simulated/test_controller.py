@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import io
 import json
@@ -25,6 +24,7 @@ from muster.platforms import PLATFORMS
 from muster.records.runs import Run
 from muster.run import controller, execution
 from muster.run.request import RunRequest, check
+from muster.runtime.latch import Latch
 from muster.testing import ScriptedPlatform, SimulatedLoop
 
 
@@ -75,7 +75,7 @@ def alone(loop: SimulatedLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     handlers = {number: signal.getsignal(number) for number in numbers}
     monkeypatch.setattr(execution, "background_loop", lambda: loop)
     monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", lambda work, loop: loop.create_task(work))
-    monkeypatch.setattr(concurrent.futures, "wait", lambda _, seconds: loop.run(asyncio.sleep(seconds)))
+    monkeypatch.setattr(Latch, "wait", lambda _, seconds: loop.run(asyncio.sleep(seconds)))
     monkeypatch.setattr(os, "fork", lambda: 0)
     monkeypatch.chdir("/")
     alone = Alone(loop, monkeypatch)
@@ -209,7 +209,8 @@ def test_a_run_that_has_begun_is_returned(asked: RunRequest, monkeypatch: pytest
     [
         (fails(OSError(12, "Cannot allocate memory")), "could not be started: .*Cannot allocate", None),
         (says(b"", b"ImportError: no \xff"), "ended before it had begun", "ImportError: no \ufffd"),
-        (says(b'{"message": "no", "advice": null, "details": "why"}'), "no", "why"),
+        (says(b'{"error": "PlatformError", "reason": "no", "details": "why"}'), "no", "why"),
+        (says(b'{"error": null}', b"why"), "did not begin it", "why"),
     ],
 )
 def test_one_that_does_not_begin(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -45,7 +44,7 @@ def test_what_is_no_file_or_has_no_room_is_refused_and_the_others_of_its_folder_
     if odd == "device":  # which stays a link
         copy(source, tmp_path / "target")
     else:
-        with pytest.raises(shutil.Error):
+        with pytest.raises(OSError, match=r"source/odd: .*(no regular file|room for)"):
             copy(source, tmp_path / "target")
     assert (tmp_path / "target" / "a file").read_text() == "a file"
 
@@ -57,3 +56,53 @@ def test_what_is_in_the_place_of_a_copy_and_is_no_file_is_not_written_to(tmp_pat
     place.symlink_to("/dev/null") if is_device else os.mkfifo(place)
     with pytest.raises(OSError, match="no regular file"):
         copy(tmp_path / "a file", place)
+
+
+def test_nothing_is_copied_onto_itself(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a file").write_text("a file")
+    copy(source / "a file", source)
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "a file").symlink_to("../source/a file")
+    copy(source, tmp_path / "linked")
+    copy(source / "a file", tmp_path / "linked")
+    assert (source / "a file").read_text() == "a file"
+    for _ in range(2):
+        copy(source, source / "inner" / "most")
+        assert sorted(os.listdir(source / "inner" / "most")) == ["a file", "inner"]
+        assert os.listdir(source / "inner" / "most" / "inner") == []
+
+
+def test_a_folder_is_copied_again_with_what_its_links_name_by_then(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(2):
+        (source / f"{number}.h5").write_text(str(number))
+        (source / "latest").unlink(missing_ok=True)
+        (source / "latest").symlink_to(f"{number}.h5")
+        assert copy(source, tmp_path / "target") / "latest" == tmp_path / "target" / "latest"
+        assert (tmp_path / "target" / "latest").read_text() == str(number)
+        assert (tmp_path / "target" / "latest").is_symlink()
+
+
+def test_what_a_link_of_an_earlier_copy_names_is_left_alone(tmp_path: Path) -> None:
+    source, target, other = tmp_path / "source", tmp_path / "target", tmp_path / "other"
+    source.mkdir()
+    other.mkdir()
+    (source / "ckpt-1").write_text("one")
+    (source / "latest").symlink_to("ckpt-1")
+    (source / "folder").symlink_to(other)
+    copy(source, target)
+    for name in ("latest", "folder"):
+        (source / name).unlink()
+    (source / "latest").write_text("two")
+    (source / "folder").mkdir()
+    (source / "folder" / "a file").touch()
+    copy(source, target)
+    assert [(target / name).read_text() for name in ("ckpt-1", "latest")] == ["one", "two"]
+    assert (os.listdir(other), os.listdir(target / "folder")) == ([], ["a file"])
+    (source / "ckpt-1").unlink()
+    (source / "ckpt-1").symlink_to("latest")
+    copy(source, target)
+    assert (target / "ckpt-1").is_symlink()

@@ -76,5 +76,7 @@ def test_a_session_with_a_low_limit_makes_room(limits: list[int]) -> None:
     checked = check(RunRequest(lambda: None, strategy="processes", platform=platform))
     execution = Execution(Observers([]))
     execution.begin(checked)
-    assert execution.ended.result(timeout=30).error is None
+    assert execution.ended.wait(30)
+    assert execution.outcome is not None
+    assert execution.outcome.error is None
     assert seen == [201]

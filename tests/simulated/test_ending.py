@@ -55,6 +55,14 @@ def test_how_long_the_end_takes(behaviour: dict[str, object], seconds: float) ->
     assert outcome.seconds == pytest.approx(3 + seconds, abs=0.05)
 
 
+def test_only_those_that_have_not_ended_are_told_to_stop_at_once() -> None:
+    with Scene() as scene:
+        scene.workers["worker-1"].behaviour.stops_after = None
+        scene.at(3, scene.stop)
+        outcome = scene.play()
+    assert sent(outcome, {"stop"}) == [("worker-0", "stop"), ("worker-1", "stop"), ("worker-1", "stop")]
+
+
 def test_a_second_stop_leaves_no_time() -> None:
     with Scene() as scene:
         scene.workers["worker-1"].behaviour.stops_after = None

@@ -113,7 +113,8 @@ class Listener:
             OSError: the address cannot be listened on.
         """
         self._context, self.certificate = await in_thread(server_context, scratch, host)
-        found = await in_thread(socket.getaddrinfo, listen, port, 0, socket.SOCK_STREAM, 0, socket.AI_PASSIVE)
+        name = listen.encode() if listen.isascii() else listen  # for texts Python imports the codec of other names
+        found = await in_thread(socket.getaddrinfo, name, port, 0, socket.SOCK_STREAM, 0, socket.AI_PASSIVE)
         family, address = found[0][0], found[0][4]
         self._socket = listening_socket(address[:2], family, is_coming)
         self._socket.setblocking(False)

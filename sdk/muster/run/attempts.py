@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from muster.checks.arguments import whole_number
+from muster.checks.arguments import plain_bool
 from muster.errors import JobError, LaunchRefused, MusterError, RunStalled
 from muster.events import Event, Listening, Progress
 from muster.failure.causes import CRASHES, OF_WORKER, Failure, FailureKind
 from muster.job import Script
+from muster.options.values import plain_texts, whole_number
 from muster.text.arguments import Argument, ArgumentText
+from muster.text.frozen import frozen
 
 LOST, KILLED, MEMORY, FAILED, CRASHED, STALLED = CAUSES = ("lost", "killed", "memory", "failed", "crashed", "stalled")
 BY_ITSELF = (LOST, KILLED)  # the default: causes that another attempt may well not meet
@@ -29,7 +32,7 @@ KINDS = {
 SAVES = re.compile(rb"checkpoint|MUSTER_ATTEMPT|BackupAndRestore", re.IGNORECASE)  # signs of a script that resumes
 
 
-@dataclass(frozen=True)
+@frozen
 class RestartPolicy:
     """A policy of restarts: how often a run is tried again, and after what.
 
@@ -53,9 +56,8 @@ class RestartPolicy:
         count = whole_number("restarts", restarts)
         if count < 0:
             raise JobError(f"restarts is {count}; it must not be negative.")
-        causes = (
-            BY_ITSELF if restart_on is None else (restart_on,) if isinstance(restart_on, str) else tuple(restart_on)
-        )
+        plain_bool("from_scratch", from_scratch)
+        causes = BY_ITSELF if restart_on is None else plain_texts("restart_on", restart_on)
         for cause in causes:
             if cause not in CAUSES:
                 raise JobError(
@@ -92,8 +94,8 @@ class Attempts:
         number: number of the present attempt, from 1.
     """
 
-    def __init__(self, policy: RestartPolicy = RestartPolicy()) -> None:
-        self.policy = policy
+    def __init__(self, policy: RestartPolicy | None = None) -> None:
+        self.policy = policy or RestartPolicy()
         self.number = 1
         self._steps: dict[str | None, int] = {}  # the furthest step of each worker, in any attempt
         self._met: tuple[str | None, str | None, int] | None = None  # cause, worker and step of the last failure
@@ -162,4 +164,10 @@ def _cause_of(error: MusterError, failure: Failure | None) -> str | None:
 def _cause_of_failure(failure: Failure) -> str | None:
     if failure.kind in (FailureKind.SIGNAL, FailureKind.LAUNCHER) and failure.signal is not None:
         return CRASHED if failure.signal in CRASHES else KILLED
-    return KINDS.get(failure.kind)
+    return None if _can_never_start(failure) else KINDS.get(failure.kind)
+
+
+def _can_never_start(failure: Failure) -> bool:
+    """Return whether an agent could not start a process, and not only for the moment."""
+    is_short = any(os.strerror(number).lower() in failure.message.lower() for number in (errno.EAGAIN, errno.ENOMEM))
+    return failure.kind is FailureKind.LOST and failure.message.startswith("cannot start ") and not is_short

@@ -28,7 +28,6 @@ class AgentBounds:
         self._doubted: set[tuple[str, str]] = set()
         self._failures: Counter[str] = Counter()
         self._stages: Counter[str] = Counter()
-        self._reporting: dict[str, set[int | None]] = {}  # ranks that report progress
         self._noted: set[str] = set()
         self._notes_of: Counter[str] = Counter()
 
@@ -66,16 +65,6 @@ class AgentBounds:
         if not has_room:
             self.doubt(worker, too_much)
         return has_room
-
-    def allow_progress(self, worker: str, rank: int | None) -> bool:
-        """Return whether to emit the progress of a rank."""
-        reporting = self._reporting.setdefault(worker, set())
-        if rank not in reporting:
-            if len(reporting) >= self.most_processes(worker):
-                self.doubt(worker, "tells of the progress of more ranks than it has")
-                return False
-            reporting.add(rank)
-        return True
 
     def allow_note(self, worker: str, subject: str) -> bool:
         """Count a note about a worker, and return whether to emit it: each subject once."""

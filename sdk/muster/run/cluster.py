@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import concurrent.futures
 import contextlib
 import functools
 import inspect
@@ -18,22 +17,24 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from muster.checks.arguments import patterns
+from muster.checks.arguments import patterns, plain_observers
 from muster.checks.planning import command_line
 from muster.errors import JobError, PlatformError, RunStopped, StillRunning, without_inner_frames
 from muster.events import Observer
 from muster.events.observers import Observers
 from muster.job import Job, Plan, Workers
+from muster.options.values import plain_seconds
 from muster.platforms.base import Platform
 from muster.records.result import Result
 from muster.run.execution import Execution
 from muster.run.request import AT_ONCE, CheckedRun, RunRequest, check
 from muster.runtime import interrupts
-from muster.runtime.background import background_loop, on_background_thread
+from muster.runtime.background import on_background_thread, result_of
 from muster.runtime.forks import in_forked_children
 from muster.strategies.base import Strategy
 from muster.text.arguments import Argument, ArgumentText
 from muster.text.shown import Stacks, Text
+from muster.text.system_errors import in_words
 
 if TYPE_CHECKING:
     from muster.records.runs import Run
@@ -161,7 +162,7 @@ class Cluster:
     def _set_up(self, run: RunRequest | CheckedRun, observers: Iterable[Observer]) -> None:
         self._wanted = run
         self._observers = Observers()
-        for observer in observers:
+        for observer in plain_observers(observers):
             self._observers.add_queued(observer)
         self._execution = Execution(self._observers)
         self._pid = os.getpid()
@@ -228,7 +229,8 @@ class Cluster:
         with self._ending_at_interrupt():
             self._execution.begin(checked)
             _live.add(self)
-            self._execution.ended.add_done_callback(lambda _: _live.discard(self))
+            _stop_first_at_exit()
+            self._execution.ended.when_set(lambda: _live.discard(self))
             self._block_on(self._execution.up.wait)
             if (outcome := self._execution.outcome) and outcome.error:
                 self._is_told = True
@@ -247,8 +249,9 @@ class Cluster:
         self._refuse_unless_usable()
         if self._observers.are_calling():
             raise JobError("An observer cannot wait for what it observes.", advice="cluster.stop() only asks there")
+        deadline = None if timeout is None else time.monotonic() + plain_seconds("timeout", timeout)
         with self._ending_at_interrupt():
-            self._block_on(self._wait_for_end, None if timeout is None else time.monotonic() + timeout)
+            self._block_on(self._wait_for_end, deadline)
         if self._execution.outcome is None:
             raise StillRunning.after(timeout or 0.0, self.run_id)
         return self.result
@@ -287,7 +290,14 @@ class Cluster:
         return self._await_end().__await__()
 
     async def _await_end(self) -> Result:
-        ended = asyncio.wrap_future(self._execution.ended)
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # that loop is closed
+                loop.call_soon_threadsafe(ended.set_result, None)
+
+        self._execution.ended.when_set(wake)
         cancelled = 0
         while not ended.done():
             try:
@@ -352,7 +362,7 @@ class Cluster:
         While the run goes on it is called later, on the background thread, and must not block.
         """
         if self.is_running:
-            self._execution.ended.add_done_callback(lambda _: call())
+            self._execution.ended.when_set(call)
         else:
             call()
 
@@ -378,8 +388,7 @@ class Cluster:
         orchestrator = self._execution.orchestrator
         if orchestrator is None or not self.is_running:
             return Stacks({})
-        future = asyncio.run_coroutine_threadsafe(orchestrator.stacks(), background_loop())
-        return Stacks(future.result(timeout=10))
+        return Stacks(result_of(orchestrator.stacks(), seconds=10))
 
     @without_inner_frames
     def collect(self) -> None:
@@ -393,7 +402,7 @@ class Cluster:
         self._refuse_unless_usable()
         orchestrator = self._execution.orchestrator
         if orchestrator is not None and self.is_running:
-            asyncio.run_coroutine_threadsafe(orchestrator.collect(), background_loop()).result()
+            result_of(orchestrator.collect())
 
     @without_inner_frames
     def get(self, worker: str, path: str | Path, to: str | Path | None = None) -> Path:
@@ -452,13 +461,10 @@ class Cluster:
         if worker not in orchestrator.state.members:
             known = ", ".join(orchestrator.state.members) or "none yet"
             raise JobError(f"Run {self.run_id} has no worker {worker!r} that can be reached.", advice=f"it has {known}")
-        future = asyncio.run_coroutine_threadsafe(exchange(orchestrator), background_loop())
         try:
-            return future.result()
+            return result_of(exchange(orchestrator))
         except OSError as error:
-            raise PlatformError(f"Files of {worker} could not be copied: {error}.", worker=worker) from error
-        finally:
-            future.cancel()
+            raise PlatformError(f"Files of {worker} could not be copied: {in_words(error)}.", worker=worker) from error
 
     def subscribe(self, observer: Observer, *, at_once: bool = False) -> Callable[[], None]:
         """Call ``observer`` with every event from now on. Returns a function that ends that.
@@ -516,7 +522,7 @@ class Cluster:
             raise JobError("This cluster belongs to the process that this one was forked from.")
 
     def _wait_for_end(self, seconds: float) -> bool:
-        return bool(concurrent.futures.wait([self._execution.ended], seconds).done)
+        return self._execution.ended.wait(seconds)
 
 
 _live: set[Cluster] = set()
@@ -530,7 +536,12 @@ def running_clusters(name: str | None = None) -> list[Cluster]:
 in_forked_children(_live.clear)  # the clusters and their background thread belong to the parent process
 
 
-@atexit.register
+def _stop_first_at_exit() -> None:
+    """Have the clusters stopped before anything is closed at the session's end that was made so far, as logins are."""
+    atexit.unregister(_stop_all)
+    atexit.register(_stop_all)  # the last that is registered is the first that is called
+
+
 def _stop_all() -> None:
     """End all running clusters when the session ends, so that they are recorded as stopped."""
     clusters = list(_live)

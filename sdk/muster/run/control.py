@@ -13,8 +13,8 @@ has its path, and the token that requests need. Each connection is one request a
     {"token": "...", "ask": "forward", "worker": "worker-0", "port": 6006}      -> {"opened": true}, and the port's
 
 The last two stay open (``streams.py``); a stream that could not be opened is answered by
-``{"closed": {"exit_code": 127, "text": "..."}}``, an error by ``{"error": "..."}``. The client is
-``muster.records.control``.
+``{"closed": {"exit_code": 127, "text": "..."}}``, an error by ``{"error": "..."}``. ``source`` is added to the answer
+about a port that the worker has reached at its loopback interface. The client is ``muster.records.control``.
 """
 
 from __future__ import annotations
@@ -106,8 +106,7 @@ class Control:
     async def _relay(stream: Stream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer how the opening of a stream went, and relay the stream."""
         try:
-            answer = {"opened": True} if stream.failure is None else {"closed": stream.failure._asdict()}
-            writer.write(json.dumps(answer).encode() + b"\n")
+            writer.write(json.dumps(stream.opening).encode() + b"\n")
             if stream.failure is None:
                 await stream.relay(reader, writer)
         finally:

@@ -6,7 +6,6 @@ begun, and ends with the run: at the end of the script, when somebody stops it, 
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import json
 import os
@@ -22,10 +21,12 @@ from typing import Any
 from muster.errors import JobError, MusterError, PlatformError, RunInterrupted
 from muster.events.observers import Observers
 from muster.platforms.base import Platform
+from muster.records.result import recorded_error
 from muster.records.runs import Run
 from muster.records.sessions import note_begun
 from muster.run.execution import Execution
 from muster.run.request import CheckedRun, RunRequest, check
+from muster.runtime import children
 from muster.text.arguments import Argument, ArgumentText
 
 PACKAGES = Path(__file__).resolve().parents[2]  # the folder that this package is imported from
@@ -81,7 +82,7 @@ def _end(controller: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):  # none of the group is left
         while True:
             os.killpg(controller.pid, number)
-            controller.poll()
+            children.has_ended(controller)  # which reaps it
             if number == signal.SIGKILL:
                 return
             number = 0 if time.monotonic() < deadline else signal.SIGKILL
@@ -118,7 +119,7 @@ def _begun(said: bytes, errors: str) -> Run:
     except ValueError:
         raise PlatformError("The controller of the run ended before it had begun it.", details=errors) from None
     if "run_dir" not in answer:
-        raise PlatformError(answer["message"], advice=answer["advice"], details=answer["details"])
+        raise recorded_error(answer) or PlatformError("The controller of the run did not begin it.", details=errors)
     begun = Run(Path(answer["run_dir"]))
     note_begun(begun.run_id)
     return begun
@@ -140,7 +141,9 @@ def main() -> None:
     try:
         execution, seconds = _begin(request)
     except MusterError as error:
-        _say(answer, {"message": error.message, "advice": error.advice, "details": error.details})
+        parts = error.advice.to_json() if isinstance(error.advice, ArgumentText) else None
+        told = {"error": type(error).__name__, "reason": error.message, "details": error.details}
+        _say(answer, {**told, "advice": error.advice, "advice_parts": parts})
         return
     if not _say(answer, {"run_dir": str(execution.run_dir)}):
         execution.ask_to_stop("nobody waited for it to begin")
@@ -191,12 +194,12 @@ def _ignore_the_terminal() -> None:
 def _live(execution: Execution, seconds: float | None) -> None:
     """Wait for the end of the run, and stop it when its time is over."""
     until = float("inf") if seconds is None else _now() + seconds
-    while not execution.ended.done():
+    while not execution.ended.is_set():
         remaining = until - _now()
         if remaining <= 0:
             execution.ask_to_stop("the time that it was detached for is over")
         wait = min(remaining, SECONDS_PER_LOOK) if remaining > 0 else SECONDS_PER_LOOK
-        concurrent.futures.wait([execution.ended], wait)
+        execution.ended.wait(wait)
 
 
 def _now() -> float:

@@ -121,11 +121,13 @@ class Ending:
             return self._state.has_running(self._pool.connected.intersection(workers))
 
         grace = max(deadline - clock.now(), LEAST_GRACE)
+        left = list(workers)
         if not self.is_urgent:
             for name in workers:
                 self._pool.send(name, wire.Stop(grace))
             await self._state.wait_while(lambda: are_running() and not self.is_urgent, grace)
+            left = [name for name in workers if self._state.runs(name)]
         if are_running():
-            for name in workers:
+            for name in left:
                 self._pool.send(name, wire.Stop(0))
             await self._state.wait_while(are_running, KILL_SECONDS)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import logging
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +20,6 @@ from muster.checks.planning import describe_job
 from muster.errors import JobError, MusterError, PlatformError, RunFailed, RunStopped
 from muster.events import Event
 from muster.events.observers import Observers
-from muster.failure.logs import mark_attempt
 from muster.platforms.base import Platform
 from muster.pools.calls import CLOSE_SECONDS, PlatformCalls
 from muster.records import folders, sessions
@@ -36,6 +32,8 @@ from muster.run.request import AT_ONCE, CheckedRun
 from muster.run.streams import Stream
 from muster.runtime import clock, descriptors
 from muster.runtime.background import background_loop, in_thread
+from muster.runtime.imports import import_at_once
+from muster.runtime.latch import Latch
 from muster.runtime.log import has_told
 from muster.text.system_errors import NO_ROOM, in_words, is_of_user, naming
 
@@ -68,8 +66,8 @@ class Execution:
         self.run_id = ""
         self.run_dir = Path()
         self.orchestrator: Orchestrator | None = None
-        self.up = threading.Event()
-        self.ended: concurrent.futures.Future[Result] = concurrent.futures.Future()
+        self.up: Latch[bool] = Latch()
+        self.ended: Latch[Result] = Latch()
         self.stop_reason: str | None = None
         self._observers = observers
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -87,7 +85,7 @@ class Execution:
     @property
     def outcome(self) -> Result | None:
         """The result of the run; None before it has ended."""
-        return self.ended.result() if self.ended.done() else None
+        return self.ended.value
 
     def begin(self, checked: CheckedRun) -> None:
         """Start the run on the background thread.
@@ -139,8 +137,8 @@ class Execution:
             try:
                 await self._release_observers()
             finally:
-                self.ended.set_result(result)
-                self.up.set()
+                self.ended.set(result)
+                self.up.set(True)
 
     async def _live(self, checked: CheckedRun, journal: Journal) -> MusterError | None:
         """Run all attempts; return the error that ended the run, or None. Nothing of it runs any more then."""
@@ -204,7 +202,7 @@ class Execution:
 
     def _is_up(self) -> None:
         """Record that an attempt is up, and emit a note of the time lost since the one before failed."""
-        self.up.set()
+        self.up.set(True)
         if self._failed_at is not None and self.orchestrator is not None:
             seconds, self._failed_at = clock.now() - self._failed_at, None
             self._lost_seconds += seconds
@@ -239,6 +237,8 @@ class Execution:
 
     async def _forget_results(self) -> None:
         """Remove the values that an attempt has returned, and mark in the logs where the next one begins."""
+        from muster.failure.logs import mark_attempt
+
         await in_thread(discard_values, self.run_dir)
         await in_thread(mark_attempt, self.run_dir / "logs", self._attempts.number)
 
@@ -261,7 +261,7 @@ class Execution:
 
     async def _prepared(self, attempt: CheckedRun, calls: PlatformCalls) -> Orchestrator:
         """Return the attempt's orchestrator. Its modules are imported on a thread, as the first time takes long."""
-        await in_thread(import_module, "muster.run.preparation")
+        await in_thread(import_at_once, "muster.run.preparation")
         from muster.run.preparation import prepare
 
         emit = self._observers.tell

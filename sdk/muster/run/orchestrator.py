@@ -29,7 +29,6 @@ from muster.run.ending import Ending
 from muster.run.launcher import RunLauncher
 from muster.run.logins import with_reachable_sshd
 from muster.run.milestones import Milestones
-from muster.run.reasons import Reasons
 from muster.run.request import AT_ONCE, RunContext
 from muster.run.settling import SETTLE_SECONDS, Settling
 from muster.run.state import RunState, Source
@@ -42,8 +41,9 @@ from muster.text.arguments import Argument, ArgumentText
 from muster.text.names import process_label
 from muster.text.traceback import with_cells
 
-if TYPE_CHECKING:  # only runs whose workers share no files have one
+if TYPE_CHECKING:  # what only runs need that fail, or whose workers share no files
     from muster.run.exchange import Exchange
+    from muster.run.reasons import Reasons
 
 Answer = TypeVar("Answer")
 
@@ -102,7 +102,6 @@ class Orchestrator:
         self._starter: str | None = None  # name of the launcher that starts the ranks
         self._stop_reason: str | None = None
         self._phase: tuple[str, float] | None = None
-        self._reasons = Reasons(context, state)
         self._ending = Ending(pool, state, self._launcher)
         self.exchange = exchange
         if exchange is not None:
@@ -179,8 +178,13 @@ class Orchestrator:
     def fit(self) -> list[str]:
         """Names of the workers that could take part in another attempt: they are connected and run no process.
 
-        A worker that counts as lost is not among them, even if it is connected: it may be about to go.
+        A worker that counts as lost is not among them, even if it is connected: it may be about to go. So may all be
+        with its machine, on some platforms.
         """
+        if not self.platform.machines_fail_alone and any(
+            failure.kind is FailureKind.LOST for failure in self.state.failures
+        ):
+            return []
         # Workers whose agents have ended their ranks are fit: agents do so when horovodrun has lost another worker.
         lost = {failure.worker for failure in self.state.failures if failure.kind in causes.OF_WORKER}
         lost |= self.state.preempted
@@ -515,6 +519,12 @@ class Orchestrator:
             raise RunStopped(f"The run was stopped ({self._stop_reason}).", log=self._logs())
 
     # -- errors -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _reasons(self) -> Reasons:
+        from muster.run.reasons import Reasons
+
+        return Reasons(self.context, self.state)
 
     async def _cause(self) -> MusterError:
         """Return the error for the failure that explains the others, once it is settled which one that is."""

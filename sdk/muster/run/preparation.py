@@ -34,7 +34,8 @@ if TYPE_CHECKING:  # only runs whose workers share no files have one
     from muster.run.exchange import Exchange
 
 PACKAGE = Path(__file__).parents[1]
-RUNNER = PACKAGE / "agent" / "runner.py"
+RUNNER = PACKAGE / "runner" / "runner.py"  # what starts scripts, with the packages that it needs
+SHIPPED = ("runner", "training")
 
 
 async def prepare(
@@ -63,10 +64,11 @@ async def prepare(
     library = folders.library(run_dir) if storage is Storage.PROJECT else None
     by_places = storage is Storage.NOTHING
     facts = make_facts(job, run_dir, scratch, library=library, probed=checked.probed, by_places=by_places)
-    facts = replace(facts, launcher_at=checked.launcher_at, no_ssh=checked.no_ssh)
+    session_host = checked.session_address[0]
+    facts = replace(facts, launcher_at=checked.launcher_at, session_host=session_host, no_ssh=checked.no_ssh)
     await in_thread(ship_library, facts.library_here, strategy.programs, storage)
     if job.script and job.script.pickled:
-        await in_thread((facts.library_here / FUNCTION_FILE).write_bytes, job.script.pickled + job.script.cells)
+        await in_thread((facts.library_here / FUNCTION_FILE).write_bytes, job.script.pickled + job.script.sources)
     if checked.project is not None:
         facts = facts_by_places(facts, checked.project)
         await in_thread(_send_script, job, checked.project, facts.library_here)
@@ -216,18 +218,21 @@ def _imports(checked: CheckedRun) -> Imports | None:
 
 
 def ship_library(target: Path, programs: Sequence[Path], storage: Storage) -> None:
-    """Put the package that scripts import, and the programs that start them, into ``target`` for their ``PYTHONPATH``.
+    """Put the packages that scripts run with, and the programs that start them, into ``target``, for ``PYTHONPATH``.
 
     They get a folder of their own, so that an interpreter of any version finds ``muster.training`` without this
-    session's site-packages, whose NumPy may not fit it. On the session's own machine the package is a link, so that
+    session's site-packages, whose NumPy may not fit it. On the session's own machine the packages are links, so that
     ranks find the bytecode that Python has compiled before.
     """
     shipped = target / "muster"
     shipped.mkdir(parents=True)
-    if storage is Storage.ALL:
-        (shipped / "training").symlink_to(PACKAGE / "training", target_is_directory=True)
-    else:
-        shutil.copytree(PACKAGE / "training", shipped / "training", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in SHIPPED:
+        if storage is Storage.ALL:
+            (shipped / name).symlink_to(PACKAGE / name, target_is_directory=True)
+        else:
+            shutil.copytree(PACKAGE / name, shipped / name, ignore=shutil.ignore_patterns("__pycache__"))
     for program in (RUNNER, *programs):
         shutil.copyfile(program, target / program.name)
-    (shipped / "__init__.py").write_text('"""The part of Muster that training scripts use: muster.training."""\n')
+    (shipped / "__init__.py").write_text(
+        '"""What training scripts use of Muster, muster.training, and what starts them."""\n'
+    )

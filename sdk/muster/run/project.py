@@ -12,7 +12,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from muster.agent.places import open_file, open_folder, split
 from muster.checks.project import Project
 from muster.run.files import TransferFailed, Transfers
 from muster.runtime.background import in_thread
+from muster.text.frozen import frozen
 
 PIECE = 1 << 17  # bytes in one message
 WINDOW = 1 << 22  # bytes that may be sent and not yet acknowledged
@@ -32,7 +33,7 @@ AT_ONCE = 16  # workers that are sent files at a time
 Progress = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True)
+@frozen
 class Contents:
     """The files of a folder, as they were when they were listed.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,16 @@ from muster.checks.arguments import (
     plain_args,
     plain_env,
     plain_path,
-    plain_text,
     port_range,
-    whole_number,
 )
 from muster.checks.function import name_of, without_arguments
 from muster.checks.planning import member_names, overridden, preview
 from muster.checks.project import LIMIT, Project, find_project, refuse_missing
 from muster.checks.script import make_script
-from muster.errors import JobError, PlatformUnsupported
-from muster.job import SESSION, Job, Limits, Plan, Resources, Script, WorkerSpec
+from muster.errors import JobError, PlatformUnsupported, ScriptError
+from muster.job import SCRIPT_KINDS, SESSION, Job, Limits, Plan, Resources, Script, WorkerSpec
+from muster.options.fields import check_numbers
+from muster.options.values import plain_text, whole_number
 from muster.platforms import get_platform
 from muster.platforms.base import Platform, Reach, Storage
 from muster.run.attempts import RestartPolicy
@@ -36,12 +36,13 @@ from muster.runtime import descriptors
 from muster.strategies import get_strategy
 from muster.strategies.base import Facts, Strategy
 from muster.text.arguments import Argument, ArgumentText
+from muster.text.frozen import frozen
 
 AT_ONCE = "at once"  # reason of a stop that leaves processes no time to end by themselves
 ATTEMPT_VARIABLE = "MUSTER_ATTEMPT"  # in a script's environment: the number of its attempt, from 1
 
 
-@dataclass(frozen=True)
+@frozen
 class RunRequest:
     """A request for a run, as the user made it: nothing in it has been checked.
 
@@ -120,7 +121,7 @@ class RunRequest:
         )
 
 
-@dataclass(frozen=True)
+@frozen
 class CheckedRun:
     """A run that has passed all checks that are possible before the launch; nothing of it has been started.
 
@@ -307,7 +308,7 @@ def describe_place(checked: CheckedRun) -> str:
     return f"workers run on {checked.platform.describe()}, and reach this session at {where}"
 
 
-@dataclass(frozen=True)
+@frozen
 class RunContext:
     """One run that is ready to launch: its folders have been made, and nothing has been launched.
 
@@ -372,6 +373,8 @@ def check(request: RunRequest) -> CheckedRun:
     """
     strategy = get_strategy(request.strategy, **_options(request)[0])
     platform = make_platform(request)
+    check_numbers(strategy)
+    check_numbers(platform)
     job = _job(request, platform)
     worker_ports = port_range(request.worker_ports)
     address = plain_text("session_address", request.session_address)
@@ -524,6 +527,14 @@ def _working_directory() -> str:
         raise JobError("The working directory is not there any more.", advice="change into a folder that is") from None
 
 
+def _check_script(script: Script) -> None:
+    """Raise JobError for a script that a user has described, and not as ``make_script`` does."""
+    if script.kind not in SCRIPT_KINDS:
+        raise JobError(f"A script's kind is one of {', '.join(SCRIPT_KINDS)}, and not {script.kind!r}.")
+    if script.kind in ("file", "executable") and not os.path.isfile(plain_path("target", script.target)):
+        raise ScriptError(f"The script {script.target} is not there, or is no file.")
+
+
 def _job(request: RunRequest, platform: Platform) -> Job:
     """Return the job, with its script resolved and everything else as plain text."""
     of_function = callable(request.script) or (isinstance(request.script, Script) and request.script.kind == "function")
@@ -531,9 +542,16 @@ def _job(request: RunRequest, platform: Platform) -> Job:
     python, name = plain_path("python", request.python), plain_text("name", request.name)
     if name and not name.strip():
         raise JobError(f"name is {name!r}; it must say something.", advice="leave it out for the script's name")
-    cwd = request.cwd or _working_directory()
+    cwd = os.path.normpath(os.path.join(_working_directory(), plain_path("cwd", request.cwd)))
+    if not os.path.isdir(cwd):
+        raise JobError(f"The working directory {cwd} is not there, or is no folder.")
+    for resources in (request.resources, *filter(None, [request.ps_resources])):
+        if not isinstance(resources, Resources):
+            raise JobError(f"The resources are {resources!r}; they must be muster.Resources(cpu, memory, gpu).")
     script = request.script
-    if script is not None and not isinstance(script, Script):
+    if isinstance(script, Script):
+        _check_script(script)
+    elif script is not None:
         script = make_script(
             script,
             module=request.is_module,

@@ -28,6 +28,7 @@ from muster.text.traceback import with_cells
 from muster.training.stages import IMPORTING
 
 Source = tuple[str, int | None]  # a process: its worker, and its rank, which is None for a process without a rank
+OF_PROCESSES = (wire.Exited, wire.HungUp, wire.Progress, wire.Stage, wire.Warned, wire.Raised, wire.ProcessStacks)
 RANK_NAME = re.compile(r"rank-(\d{1,9})")
 UNNAMED = "an exception without a name"
 
@@ -76,7 +77,7 @@ class RunState:
         disconnected_at: when the connections of workers ended, on the monotonic clock.
         stacks: answers to the last request for stacks, by process.
         usage: resource usage of each worker, as last reported by its agent.
-        lost_threads: texts about the threads of scripts that were ended by an exception.
+        lost_threads: texts about the threads and forks of scripts that were ended by an exception.
         first_step_at: when a process first reported a step, on the monotonic clock; None before that.
         is_planned: whether the plan has been made, or is being made, for the workers that are there.
         servers: names of the workers whose processes never end by themselves; set once there is a plan.
@@ -202,7 +203,11 @@ class RunState:
 
     def has_running(self, workers: Iterable[str]) -> bool:
         """Return whether any process of these workers runs."""
-        return any(p.exit_status is None for worker in workers for p in self.processes[worker].values())
+        return any(self.runs(worker) for worker in workers)
+
+    def runs(self, worker: str) -> bool:
+        """Return whether any process of a worker runs."""
+        return any(process.exit_status is None for process in self.processes[worker].values())
 
     async def wait_while(self, busy: Callable[[], bool], seconds: float) -> None:
         """Wait while ``busy`` returns true, but at most ``seconds``."""
@@ -280,14 +285,19 @@ class RunState:
 
         A worker that has ended, is not connected, and whose end is not explained yet counts as lost.
         """
-        workers = [worker for worker in workers if worker.name not in self.left_out]
-        coming = [worker for worker in workers if worker.name not in self.members and not worker.status.is_final]
+        coming, ended = [], []
+        for worker in workers:  # in one loop, as there may be thousands at every poll
+            if worker.name in self.left_out:
+                continue
+            if worker.status.is_final:
+                ended.append(worker)
+            elif worker.name not in self.members:
+                coming.append(worker)
         for worker in coming:
             self._waits.polled(worker)
             self.move(worker.name, worker.status)
         statuses = {worker.name: self.workers[worker.name].status for worker in coming}
         self._waits.tell({worker.name: worker.reason or "" for worker in coming}, statuses)
-        ended = [worker for worker in workers if worker.status.is_final]
         known = self.ends_known() | set(connected) if ended else set()
         for worker in ended:
             self.move(worker.name, worker.status, reason=worker.reason, finished_at=worker.finished_at)
@@ -354,6 +364,8 @@ class RunState:
         handler = self._handlers.get(type(message))
         if handler is None:
             self._bounds.doubt(worker, f"sent a {type(message).__name__}, which no run expects")
+        elif isinstance(message, OF_PROCESSES) and not self._has(worker, message.rank):
+            self._bounds.doubt(worker, "tells of a rank that it has not started")
         else:
             handler(worker, message)
 
@@ -509,10 +521,7 @@ class RunState:
 
     def _on_progress(self, worker: str, progress: wire.Progress) -> None:
         metrics = progress.metrics or {}
-        if not self._bounds.allow_progress(worker, progress.rank):
-            return
-        if not self._is_anothers(worker, progress.rank):
-            self._metrics.take(worker, progress.rank or 0, metrics)
+        self._metrics.take(worker, progress.rank or 0, metrics)
         self._touch(worker, progress.rank)
         told = events.Progress(
             progress.rank,
@@ -583,9 +592,6 @@ class RunState:
             self.fail(replace(failure, peer_was_gone=raised.peer_was_gone))
 
     def _on_stacks(self, worker: str, stacks: wire.ProcessStacks) -> None:
-        if stacks.rank is not None and stacks.rank not in self.processes[worker]:
-            self._bounds.doubt(worker, "tells of stacks of a process that it has not")
-            return
         if (worker, stacks.rank) in self.stacks:  # only the first answer counts: a new request clears them
             return
         self.stacks[worker, stacks.rank] = stacks
@@ -595,6 +601,10 @@ class RunState:
     def _on_error(self, worker: str, error: wire.Error) -> None:
         if self._bounds.allow_failure(worker):
             self.lost(worker, error.text.strip() or "its agent could not go on, and did not say why")
+
+    def _has(self, worker: str, rank: int | None) -> bool:
+        """Return whether a worker has started a rank, as its agent must have before it reports of it."""
+        return rank is None or rank in self.processes[worker]
 
     def _is_anothers(self, worker: str, rank: int | None) -> bool:
         """Return whether a rank belongs to another worker, as far as is known: an agent must not report for it."""

@@ -69,7 +69,9 @@ class Streams:
                 raise PlatformError(f"{worker} does not answer within {OPEN_SECONDS:g} s.", worker=worker) from None
             if isinstance(answer, wire.Closed):
                 stream.failure = answer
-            elif not isinstance(answer, wire.Opened):
+            elif isinstance(answer, wire.Opened):
+                stream.source = answer.source
+            else:
                 raise PlatformError(f"{worker} has answered nonsense.", worker=worker)
         except BaseException:
             stream.close()
@@ -87,15 +89,24 @@ class Stream:
 
     Attributes:
         failure: the worker's message that it could not be opened; None if it was opened.
+        source: of a connection that the worker has made at its loopback interface, the port that it came from.
     """
 
     def __init__(self, streams: Streams, worker: str, number: int) -> None:
         self.failure: wire.Closed | None = None
+        self.source: int | None = None
         self._streams = streams
         self._worker = worker
         self._number = number
         self._inbox: asyncio.Queue[Any] = asyncio.Queue(MOST_WAITING)
         self._down = self._up = wire.WINDOW  # bytes that the worker, and the client, may still send
+
+    @property
+    def opening(self) -> dict[str, Any]:
+        """The answer that tells the client how the opening went."""
+        if self.failure is not None:
+            return {"closed": self.failure._asdict()}
+        return {"opened": True} if self.source is None else {"opened": True, "source": self.source}
 
     def take(self, message: Any) -> bool:
         """Queue a worker's message for the client; return False if the worker has sent more than it may."""

@@ -60,14 +60,10 @@ class Waits:
         changed = {name: text for name, text in reasons.items() if text != self._texts.get(name, "")}
         if not changed or clock.now() < self._due:
             return
-        told = {*self._texts.values()}
         self._texts.update(changed)
         self._due = clock.now() + WAITS_SECONDS
         for name, text in changed.items():
             self._emit(events.WorkerState(status=str(statuses[name]), reason=text), name)
-        for text in dict.fromkeys(changed.values()):
-            if text and text not in told:
-                self._emit(events.Note(text), None)
 
     def of(self, workers: Iterable[str]) -> list[str]:
         """Return the reasons why these workers wait: each text once, with names where the texts differ."""

@@ -140,9 +140,9 @@ class PlatformWatch:
         try:
             answer = await self._pool.poll(names, seconds)
             polled = [
-                worker if worker.name == names[worker.id] else replace(worker, name=names[worker.id])
+                worker if worker.name == name else replace(worker, name=name)
                 for worker in answer
-                if worker.id in names
+                if (name := names.get(worker.id)) is not None
             ]
         except Exception as error:  # foreign code; it says nothing about the workers, whose agents report themselves
             if str(error) != self.trouble:

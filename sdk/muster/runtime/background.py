@@ -13,11 +13,13 @@ import resource
 import selectors
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from muster.errors import PlatformError
 from muster.runtime.forks import in_forked_children
+from muster.runtime.interrupts import deferred
+from muster.runtime.latch import Latch
 from muster.runtime.log import log_without_waiting, logger
 
 Result = TypeVar("Result")
@@ -41,11 +43,13 @@ def background_loop() -> asyncio.AbstractEventLoop:
             loop = asyncio.SelectorEventLoop(_Gathering())
             loop.set_exception_handler(_tell)  # asyncio's default logs to handlers of the user
             try:
-                start_thread(loop.run_forever, "muster")
+                with deferred():  # else an interrupt would lose a thread that has started
+                    start_thread(loop.run_forever, "muster")
+                    _loop = loop
             except BaseException:
-                loop.close()
+                if _loop is None:  # there is no thread
+                    loop.close()
                 raise
-            _loop = loop
         return _loop
 
 
@@ -118,8 +122,51 @@ def call_in_background(function: Callable[[], Result]) -> Result:
     async def call() -> Result:
         return function()
 
-    loop = background_loop()
-    return asyncio.run_coroutine_threadsafe(call(), loop).result()
+    return result_of(call())
+
+
+def result_of(coroutine: Coroutine[Any, Any, Result], seconds: float | None = None) -> Result:
+    """Run a coroutine on the background thread, wait for it on this one, and return its result or raise its error.
+
+    An interrupt of this thread cancels it.
+
+    Raises:
+        TimeoutError: it has not ended after ``seconds``, and is cancelled.
+        PlatformError: there is no background thread, and the system cannot start another one.
+    """
+    try:
+        loop = background_loop()
+    except PlatformError:
+        coroutine.close()
+        raise
+    ended: Latch[bool] = Latch()
+    tasks: list[asyncio.Task[Result]] = []
+
+    def begin() -> None:
+        task = loop.create_task(coroutine)
+        tasks.append(task)
+        task.add_done_callback(_retrieve_error)
+        task.add_done_callback(lambda _: ended.set(True))
+
+    def cancel() -> None:
+        for task in tasks:
+            task.cancel()
+
+    in_time = False
+    try:
+        loop.call_soon_threadsafe(begin)
+        in_time = ended.wait(seconds)
+    finally:
+        if not in_time:
+            loop.call_soon_threadsafe(cancel)
+    if not in_time:
+        raise TimeoutError(f"no answer after {seconds:g} s")
+    try:
+        return tasks[0].result()
+    except asyncio.CancelledError:  # by something within it
+        raise PlatformError("What was asked of the background thread was broken off.", advice="try it again") from None
+    finally:
+        tasks.clear()  # an error keeps this frame, which must not keep the task that keeps the error
 
 
 async def in_thread(function: Callable[..., Result], *args: Any) -> Result:

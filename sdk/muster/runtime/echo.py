@@ -37,7 +37,7 @@ def _terminal() -> int | None:
     try:
         descriptor = sys.stdin.fileno()
         return descriptor if os.isatty(descriptor) and sys.stdout.isatty() else None
-    except (AttributeError, OSError, ValueError):  # a process without them, or a notebook
+    except Exception:  # a process without them, a notebook, or objects of the user's in their place
         return None
 
 

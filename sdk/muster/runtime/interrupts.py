@@ -69,6 +69,28 @@ def held(on_interrupt: Callable[[int], None], logs: Callable[[], Path | None] = 
 
 
 @contextmanager
+def deferred() -> Iterator[None]:
+    """Raise KeyboardInterrupt only at the end of the block, which is short and must not be broken off half-way."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    came = False
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        nonlocal came
+        came = True
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if came:
+            raise KeyboardInterrupt
+
+
+@contextmanager
 def termination_held(on_termination: Callable[[], object]) -> Iterator[None]:
     """Call ``on_termination`` at SIGTERM, and let the signal end this process only at the end of the block.
 

@@ -39,7 +39,10 @@ class HandOver(logging.Filter):
         self._waiting: deque[logging.LogRecord] = deque()
         self._left_out = 0
         self._is_telling = False
-        self._news = threading.Condition()  # held for moments only, never while a handler is called
+        # Held for moments only, never while a handler is called. It is entered directly, not through the condition: an
+        # interrupt within the condition's Python code could leave it taken.
+        self._lock = threading.RLock()
+        self._news = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -65,7 +68,7 @@ class HandOver(logging.Filter):
         return not self._waiting and not self._is_telling
 
     def _hand_over(self, record: logging.LogRecord) -> None:
-        with self._news:
+        with self._lock:
             if len(self._waiting) >= MOST_RECORDS:
                 self._left_out += 1
                 return
@@ -76,7 +79,7 @@ class HandOver(logging.Filter):
 
     def _run(self) -> None:
         while True:
-            with self._news:
+            with self._lock:
                 self._is_telling = False
                 self._news.wait_for(lambda: self._waiting)
                 self._is_telling = True

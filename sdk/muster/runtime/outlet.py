@@ -6,6 +6,7 @@ need, not even that of a buffer of Python, for which the interpreter waits when 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import logging
@@ -27,7 +28,11 @@ logger = logging.getLogger("muster")
 
 def takes_escapes(stream: TextIO) -> bool:
     """Return whether ``stream`` is a terminal that shows colours, and whose cursor can be moved."""
-    return stream.isatty() and os.environ.get("TERM", "") not in WITHOUT_ESCAPES
+    try:
+        is_terminal = stream.isatty()
+    except Exception:  # an object of the user's that can only write, as to a file; or it is closed
+        return False
+    return is_terminal and os.environ.get("TERM", "") not in WITHOUT_ESCAPES
 
 
 def write(stream: TextIO, text: str) -> None:
@@ -35,13 +40,15 @@ def write(stream: TextIO, text: str) -> None:
 
     Raises:
         OSError, ValueError: the stream has no reader any more, or is closed.
+        Exception: whatever an object of the user's raises.
     """
     descriptor = _descriptor(stream)
-    stream.flush()  # text that others have written before
     if descriptor is None:
         stream.write(text)
-        stream.flush()
+        with contextlib.suppress(AttributeError):  # an object of the user's that can only write
+            stream.flush()
         return
+    stream.flush()  # text that others have written before
     errors = stream.errors or "strict"
     data = memoryview(text.encode(stream.encoding or "utf-8", "replace" if errors == "strict" else errors))
     while data:
@@ -111,13 +118,16 @@ class Outlet:
         self._stream = stream
         self._texts: deque[str] = deque()
         self._left_out = 0
-        self._news = threading.Condition()  # held for moments only, never while something is written
+        # Held for moments only, never while something is written. It is entered directly, not through the condition: an
+        # interrupt within the condition's Python code could leave it taken.
+        self._lock = threading.RLock()
+        self._news = threading.Condition(self._lock)
         self._closing = False
         self._thread: threading.Thread | None = None
 
     def put(self, text: str) -> None:
         """Queue ``text`` to be written; drop it once the outlet is closed, or the stream has no reader any more."""
-        with self._news:
+        with self._lock:
             if self._closing:
                 return
             self._texts.append(text)
@@ -130,7 +140,7 @@ class Outlet:
 
     def close(self, seconds: float) -> None:
         """Accept no more texts, and wait until all are written, but no longer than ``seconds``. Idempotent."""
-        with self._news:
+        with self._lock:
             self._closing = True
             self._news.notify()
         if self._thread is not None:
@@ -142,8 +152,8 @@ class Outlet:
         while (text := self._next()) is not None:
             try:
                 write(self._stream, text)
-            except (OSError, ValueError) as error:  # no reader is left (`... | head`), which must not end the run
-                with self._news:
+            except Exception as error:  # no reader is left (`... | head`), or the stream is a class of the user's
+                with self._lock:
                     self._closing = True
                     self._texts.clear()
                 if isinstance(error, OSError) and error.errno in DISK_IS_FULL:
@@ -152,7 +162,7 @@ class Outlet:
 
     def _next(self) -> str | None:
         """Wait for texts and return all of them joined; None at the end."""
-        with self._news:
+        with self._lock:
             self._news.wait_for(lambda: self._texts or self._closing)
             said = f"[… {self._left_out} lines left out: nobody read them]\n" if self._left_out else ""
             text = said + "".join(self._texts)
