@@ -87,6 +87,13 @@ def await_training(page: Page) -> None:
     page.wait_for_selector(".muster-charts path[d*=L]", timeout=30_000)
 
 
+def resize(page: Page, height: int) -> None:
+    """Give the window another height, and wait until JupyterLab has laid out the notebook for it."""
+    page.set_viewport_size({"width": 1280, "height": height})
+    bottom = "document.querySelector('.jp-Notebook').getBoundingClientRect().bottom"
+    page.wait_for_function(f"() => {height} - 100 < {bottom} && {bottom} <= {height}")
+
+
 @pytest.fixture(params=["notebook7", "lab"])
 def server(request: pytest.FixtureRequest) -> Server:
     server: Server = request.getfixturevalue(request.param)
@@ -171,6 +178,9 @@ def test_a_page_that_is_loaded_again_shows_the_run_again(open_notebook: Open, pa
     notebook = open_notebook(lab, run_cell(1000, wait=False))
     notebook.run()
     await_training(page)
+    picture = page.locator(".muster-under")
+    expect(picture).to_contain_text("As it was on")
+    expect(picture).not_to_contain_text("wait=False")  # nobody is told to do what was done
     notebook.save()
 
     notebook.load()
@@ -190,6 +200,8 @@ def test_what_is_saved_while_it_runs_is_a_picture_and_a_page_without_its_kernel_
     notebook = open_notebook(lab, run_cell(1000))
     notebook.run()
     await_training(page)
+    under = page.locator(".muster-under")
+    expect(under).to_contain_text("wait=False", timeout=20_000)  # the kernel has heard that the page is live
     (output,) = notebook.save().cells[0].outputs
     run = max((lab.home / "runs").iterdir(), key=lambda folder: folder.name).name
     assert set(output.data) == {"text/html", "text/plain"}
@@ -198,11 +210,11 @@ def test_what_is_saved_while_it_runs_is_a_picture_and_a_page_without_its_kernel_
     for said in (run, f"As it was on {time.strftime('%Y-')}", f"muster show {run}", "wait=False"):
         assert said in output.data["text/html"]
 
-    page.set_viewport_size({"width": 1280, "height": 460})  # lower than the card: the stacks are below its table
+    resize(page, 460)  # lower than the card: the stacks are below its table
     page.get_by_role("button", name="Where does it hang?").click()
     expect(page.locator(".muster-stacks summary")).to_have_count(3, timeout=10_000)
     expect(page.locator(".muster-stacks summary").last).to_be_in_viewport()
-    page.set_viewport_size({"width": 1280, "height": 900})
+    resize(page, 900)
     expect(page.locator(".muster-stacks summary").first).to_contain_text("train.py")
 
     page.evaluate(f"() => {{ window.restart = {CURRENT}.context.sessionContext.restartKernel(); }}")
@@ -268,12 +280,12 @@ def test_lines_that_went_from_an_open_log_come_again_where_they_are_scrolled_to(
     notebook = open_notebook(lab, run_cell().replace("train.py", "steady.py"))
     notebook.run()
     expect(page.locator(".muster-body")).to_contain_text("line 999", timeout=30_000)
-    page.set_viewport_size({"width": 1280, "height": 500})  # lower than the card: the log is below its table
+    resize(page, 500)  # lower than the card: the log is below its table
     page.click(".muster-body >> text=worker-1")
     log = page.locator(".muster-log pre")
     expect(log).to_contain_text("line 999")
     expect(log).to_be_in_viewport(ratio=0.9)
-    page.set_viewport_size({"width": 1280, "height": 900})
+    resize(page, 900)
     (lab.root / "go").touch()
     expect(log).to_contain_text("line 59999\nall said", timeout=30_000)
     note = page.locator(".muster-log .muster-muted")
@@ -492,6 +504,6 @@ def test_where_every_rank_is_tells_also_of_those_that_have_ended(open_notebook: 
     page.get_by_role("button", name="Where does it hang?").click()
 
     stacks = page.locator(".muster-stacks")
-    expect(stacks.locator("summary")).to_have_text(['rank 0 (worker-0): File "train.py", line 7, in step'])
+    expect(stacks.locator("summary")).to_have_text(["rank 0 (worker-0): train.py, line 7, in step"])
     expect(stacks).to_contain_text("Ended: worker-1 r1 (exit 0).")
     (lab.root / "asked").touch()

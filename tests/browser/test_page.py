@@ -129,11 +129,22 @@ MainThread (most recent call first):
 """
 
 
-@pytest.mark.parametrize("first", ["Cell In[2], line 4 in hang", 'File "train.py", line 4 in hang'])
-def test_the_summary_of_a_stack_is_its_innermost_call(page: Page, first: str) -> None:
+@pytest.mark.parametrize(
+    ("first", "summary"),
+    [
+        ("Cell In[2], line 4 in hang", "Cell In[2], line 4 in hang"),
+        ('File "/lib/muster/training/progress.py", line 360 in _send', "Cell In[2], line 9 in train"),
+        ('File "/lib/muster/runner/hooks.py", line 74 in tell_and_leave', "Cell In[2], line 9 in train"),
+        ('File "train.py", line 4 in hang', "train.py, line 4 in hang"),
+        ('File "/train.py", line 4 in hang', "/train.py, line 4 in hang"),
+        ('File "/data/a team/v1.0/model/core.py", line 4 in <module>', "model/core.py, line 4 in <module>"),
+        ('File "/x/read"er.py", line 4 in hang', 'x/read"er.py, line 4 in hang'),
+    ],
+)
+def test_the_summary_of_a_stack_is_its_innermost_call(page: Page, first: str, summary: str) -> None:
     text = STACK.strip().replace("Cell In[2], line 4 in hang", first)
     where = page.evaluate(f"text => {{ {read_function('whereIs')} return whereIs(text); }}", text)
-    assert where == first
+    assert where == summary
 
 
 def read_function(name: str) -> str:
@@ -220,7 +231,17 @@ def test_a_snapshot_that_does_not_come_is_asked_for_again_and_more_and_more_rare
         hear(1111, { kind: "beat", number: 2 });
     """.replace("SNAPSHOT", SNAPSHOT)
     asked = [at for at, ask, _ in heard(page, beats) if ask == "snapshot"]
-    assert asked == [1000, 1010, 1030, 1070, 1101, 1111]
+    assert asked == [1000, 1002, 1006, 1014, 1030, 1062, 1101, 1110]
+
+
+def test_a_page_whose_snapshot_came_unasked_asks_until_the_session_has_heard_it(page: Page) -> None:
+    unasked = SNAPSHOT.replace("number", "unasked: true, number", 1)
+    beats = """
+        for (let at = 1000; at < 1009; at += 1) hear(at, UNASKED);
+        hear(1009, SNAPSHOT);
+        for (let at = 1010; at < 1100; at += 1) hear(at, { kind: "beat", number: 1 });
+    """.replace("UNASKED", unasked).replace("SNAPSHOT", SNAPSHOT)
+    assert [at for at, _, _ in heard(page, beats)] == [1000, 1002, 1006]
 
 
 CUT = """() => [...document.querySelectorAll(".muster-row :is(.muster-worker, .muster-status, .muster-progress)")]
@@ -284,6 +305,19 @@ def test_a_long_name_of_a_run_is_wrapped_in_the_picture(page: Page) -> None:
     page.set_viewport_size({"width": 480, "height": 600})
     page.set_content(to_html(view_of(events)))
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_what_is_beside_the_name_of_a_run_is_wrapped_in_whole_pieces(page: Page, tmp_path: Path) -> None:
+    job = {"name": "train_the_large_language_model", "strategy": "processes"}
+    run_id = "20261126-165954-train-the-large-language-model-ef6f"
+    show(page, recorded([at(0, "run_requested", job=job, run_id=run_id), *training(2)[1:]]), tmp_path)
+    expect(page.locator(".muster-title .muster-id")).to_have_text(run_id)
+    for part in (".muster-facts", ".muster-id"):
+        heights = []
+        for width in (1280, 800, 460):
+            page.set_viewport_size({"width": width, "height": 800})
+            heights.append(page.locator(part).evaluate("part => part.getBoundingClientRect().height"))
+        assert len(set(heights)) == 1, f"{part} is broken"
 
 
 def test_columns_that_say_nothing_are_left_out_and_the_phase_keeps_its_seconds(page: Page, tmp_path: Path) -> None:
@@ -365,6 +399,11 @@ def test_charts_of_any_names_stay_within_themselves_and_in_line(page: Page, tmp_
     expect(page.locator(".muster-chart strong").last).to_have_attribute(
         "title", "a_rather_long_metric_name_for_a_chart"
     )
+
+
+def test_the_bounds_of_an_axis_are_told_apart(page: Page) -> None:
+    told = page.evaluate(f"() => {{ {web.script().partition('export default')[0]} return apart(0.50003, 0.49998); }}")
+    assert told == ["0.50003", "0.49998"]
 
 
 def test_the_command_that_would_repeat_the_run_can_be_copied(page: Page, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 nbclient = pytest.importorskip("nbclient")
 nbconvert = pytest.importorskip("nbconvert")
 nbformat = pytest.importorskip("nbformat")
+traitlets = pytest.importorskip("traitlets")
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +32,10 @@ shown = muster.run_cluster(2, worker_script=train, strategy=Plain(), {options})
 """
 
 
+# Jupyter chooses a kernel's ports before the kernel binds them, and other tests may be quicker.
+WITHOUT_PORTS = traitlets.config.Config({"KernelManager": {"transport": "ipc"}})
+
+
 @pytest.fixture
 def execute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Executes cells in one kernel, and returns the notebook."""
@@ -41,7 +46,7 @@ def execute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def run(*cells: str, attended: bool = False) -> Any:
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-        client = nbclient.NotebookClient(notebook, timeout=120, allow_errors=True)
+        client = nbclient.NotebookClient(notebook, timeout=120, allow_errors=True, config=WITHOUT_PORTS)
         client.on_cell_error = lambda cell, cell_index, execute_reply: cell.metadata.update(execute_reply["content"])
         with client.setup_kernel():
             client.kc.allow_stdin = attended
@@ -86,6 +91,20 @@ def test_a_kernel_without_widgets_shows_pictures_and_says_what_is_missing(execut
     going_on = bare + RUN.format(last="import time; time.sleep(60)", options="wait=False")
     live = execute(going_on, "import time; time.sleep(3)").cells[0].outputs[0]
     assert "pip install 'muster[notebook]'" in live.data["text/html"], "while it runs"
+
+
+def test_a_run_under_way_is_shown_below_each_cell_whose_last_line_it_is(execute: Any) -> None:
+    long = RUN.format(last="import time; time.sleep(60)", options="wait=False{}")
+    ended = "shown.cluster.stop()\nimport time; time.sleep(1)"
+    first, again, _, after = execute(long.format("") + "\nshown", "shown", ended, "shown").cells
+    for cell in (first, again):
+        picture, said = cell.outputs
+        assert "stopped" in picture.data["text/html"], "it has been brought up to date"
+        assert set(said.data) == {"text/plain"}
+        assert "is running; it has wait(), stop()" in said.data["text/plain"]
+    assert [set(output.data) for output in after.outputs] == [{"text/plain"}]
+    hidden = execute(long.format(", dashboard=False") + "\nshown", "shown.cluster.stop()").cells[0]
+    assert [set(output.data) for output in hidden.outputs] == [{"text/plain"}]
 
 
 def test_a_failure_is_kept_with_its_cause_and_advice(execute: Any) -> None:

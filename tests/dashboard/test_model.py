@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from muster.dashboard.live import COLUMNS, aggregates_of, columns_of
+from muster.dashboard.live import COLUMNS, aggregates_of, columns_of, head_of
 from muster.dashboard.model import MAX_METRICS, RunView, WorkerView, fold
 from muster.dashboard.plain import PlainDashboard
 from muster.dashboard.worker import MAX_RANKS
@@ -31,6 +31,19 @@ def test_a_run_that_starts() -> None:
     worker = view.workers["worker-1"]
     assert (worker.role, worker.index, worker.address) == ("worker", 1, "10.0.0.1")
     assert (worker.phase, worker.phase_since) == ("connected", START + 1)
+
+
+def test_only_what_workers_wait_for_now_is_shown() -> None:
+    """A job may queue for hours, and its place in the queue changes all the time."""
+    events = starting(2)
+    for number, text in enumerate(("5 jobs come first", "2 jobs come first", "it is the next one")):
+        events += [at(1 + number, "worker_state", f"worker-{index}", reason=text) for index in range(2)]
+    waiting = view_of(events)
+    assert head_of(waiting)["notes"] == ["it is the next one"]
+    assert "it is the next one" in painted(waiting)[1]
+    assert not any("come first" in line for line in painted(waiting))
+    come = view_of([*events, *[at(9, "worker_ready", f"worker-{index}", host="10.0.0.1") for index in range(2)]])
+    assert head_of(come)["notes"] == []
 
 
 def test_a_run_that_trains() -> None:

@@ -93,6 +93,30 @@ def test_says_nothing_after_the_end() -> None:
     assert lines([*ended, at(2, "note", text="late")]) == lines(ended)
 
 
+def test_what_workers_wait_for_is_told_once_and_again_where_it_changes() -> None:
+    before = at(0.2, "worker_state", "worker-0", reason="5 jobs come first")
+    same = at(0.2, "worker_state", "worker-1", reason="5 jobs come first")
+    later = at(0.3, "worker_state", "worker-0", reason="2 jobs come first")
+    assert lines([*starting(2), before, same, later])[-2:] == [
+        "[  0.2 s] 5 jobs come first",
+        "[  0.3 s] 2 jobs come first",
+    ]
+
+
+def test_what_some_workers_wait_for_and_others_do_not_is_told_once() -> None:
+    texts = ["it pulls its image", "no node has the cores", "it pulls its image", "no node has the cores"]
+    waits = [at(0.2, "worker_state", f"worker-{index}", reason=text) for index, text in enumerate(texts)]
+    again = at(0.3, "worker_state", "worker-0", reason="no node has the cores")
+    last = at(0.4, "worker_state", "worker-2", reason="no node has the cores")
+    anew = at(0.5, "worker_state", "worker-1", reason="it pulls its image")
+    told = lines([*starting(4), *waits, again, last, anew])
+    assert [line for line in told if line.endswith(tuple(texts))] == [
+        "[  0.2 s] it pulls its image",
+        "[  0.2 s] no node has the cores",
+        "[  0.5 s] it pulls its image",
+    ]
+
+
 def test_notes_are_cleaned() -> None:
     assert lines([at(0, "note", text="a\nb\x1b[2J")]) == ["[  0.0 s] a", "[  0.0 s] b"]
 

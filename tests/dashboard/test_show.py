@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,6 +103,17 @@ def test_a_run_of_another_process_is_followed_in_a_terminal(
     assert "failed after 25.0 s: rank 1 (worker-1) failed first" in capsys.readouterr().out
 
 
+def test_a_run_that_has_ended_is_shown_with_all_that_it_was_warned_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes = [f"note {number}{' that goes on' * 30}, and ends" for number in range(3)]
+    monkeypatch.setenv("COLUMNS", "44")
+    recorded._show_end(record([*training(), *(at(22, "note", text=note) for note in notes), failing()[-1]]))
+
+    shown = " ".join(capsys.readouterr().out.split())
+    assert [note for note in notes if note in shown] == notes
+
+
 def test_what_to_try_is_spelled_as_on_the_command_line(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,6 +162,7 @@ def test_the_widget_sends_snapshots_until_it_has_heard_a_browser_and_diffs_from_
     widget._state(training(2, seconds=21)[-3])
     widget.tick()
     assert [message["kind"] for message in sent[1:]] == ["snapshot", "diff"]
+    assert [message["unasked"] for message in sent[:2]] == [True, False]
     assert sent[-1]["number"] == sent[-2]["number"] + 1
 
 
@@ -169,11 +182,15 @@ def test_the_picture_of_a_run_of_this_session_says_what_keeps_it_live_on_a_page_
     made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JPY_SESSION_NAME", "train.ipynb")
+    endings: list[Callable[[], object]] = []
+    monkeypatch.setattr("muster.dashboard.widget.when_cell_ends", endings.append)
     for is_own in (True, False):
         widget = RunWidget(LiveState(), lambda: tmp_path, Controls(is_own=is_own))
         assert "pip install anywidget" in widget.remedy, "nobody sees the view yet"
         widget._answer(widget, {"ask": "snapshot"}, [])
         assert ("wait=False" in widget.remedy) is is_own
+        endings.pop()()
+        assert "wait=False" not in widget.remedy, "the run goes on after its cell: that is what was given"
     assert "wait=False" not in made[0].remedy, "an editor displays the view itself"
 
 

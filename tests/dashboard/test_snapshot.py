@@ -146,6 +146,19 @@ def test_a_name_is_not_cut_where_it_has_room() -> None:
     assert ">accuracy<" in picture
 
 
+@pytest.mark.parametrize(
+    ("course", "bounds"),
+    [
+        ((0.50003, 0.49998), {"0.50003", "0.49998"}),
+        ((0.98765, 0.12345), {"0.988", "0.123"}),
+        ((0.5 + 1e-9, 0.5), {"0.5"}),
+    ],
+)
+def test_the_bounds_of_an_axis_are_told_apart(course: tuple[float, float], bounds: set[str]) -> None:
+    _, picture = chart("rate", {"train": list(enumerate(course))})
+    assert {text for text in re.findall(r'text-anchor="end" fill="#808080">([^<]*)', picture) if text != "1"} == bounds
+
+
 def test_a_value_that_stays_is_told_beside_its_line() -> None:
     _, picture = chart("rate", {"train": [(0, 0.5), (1, 0.5)]})
     (label,) = re.findall(r'y="([\d.]+)"[^>]*text-anchor="end"[^>]*>0.5<', picture)
@@ -200,7 +213,8 @@ def test_the_picture_of_a_run_that_has_not_started_says_when_that_was() -> None:
 
 @pytest.mark.parametrize("n_workers", [3, MAX_ROWS + 1])
 def test_the_text_has_all_the_notes_that_the_picture_has(n_workers: int) -> None:
-    notes = [f"note {number}" for number in range(3)]
+    notes = [f"note {number}{' that goes on' * 30}, and ends" for number in range(3)]
     view = view_of([*training(n_workers, seconds=1), *(at(22, "note", text=note) for note in notes)])
     for picture in mime_bundle(view).values():
-        assert [note for note in notes if note in picture] == notes
+        shown = " ".join(picture.split())
+        assert [note for note in notes if note in shown] == notes

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
 from pathlib import Path
 
 import pytest
 from muster.dashboard import tensorboard
-from muster.dashboard.tensorboard import RunBoard, hint
+from muster.dashboard.tensorboard import RunBoard, has_events, hint
 
 from tests.event_files import write_events
 
@@ -28,3 +30,21 @@ def test_the_hint_is_a_call_that_works(tmp_path: Path, monkeypatch: pytest.Monke
     assert hint(tmp_path / "run") == f"For TensorBoard: muster.tensorboard('{tmp_path}/run/tensorboard')"
     monkeypatch.setenv("HOME", str(tmp_path))
     assert hint(tmp_path / "run") == "For TensorBoard: muster.tensorboard('~/run/tensorboard')"
+
+
+def test_folders_that_come_and_go_are_no_error(tmp_path: Path) -> None:
+    folder, over = tmp_path / "tensorboard", threading.Event()
+
+    def come_and_go() -> None:
+        while not over.is_set():
+            (folder / "train" / "plugins").mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(folder / "train")
+
+    writer = threading.Thread(target=come_and_go)
+    writer.start()
+    try:
+        for _ in range(5000):
+            assert not has_events(tmp_path)
+    finally:
+        over.set()
+        writer.join()

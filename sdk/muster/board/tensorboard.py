@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from typing import IO, Any
 from muster.checks import interpreter
 from muster.errors import TensorBoardFailed
 from muster.platforms.surroundings import web_app
+from muster.runtime import children, interrupts
 from muster.runtime.background import call_in_background
 from muster.runtime.forks import in_forked_children
 
@@ -51,7 +53,7 @@ class TensorBoard(tuple[str, int]):
     @property
     def is_running(self) -> bool:
         """True if it still serves."""
-        return self._process.poll() is None
+        return not children.has_ended(self._process)
 
     def close(self) -> None:
         """End TensorBoard, and wait until it is gone. Idempotent."""
@@ -97,11 +99,16 @@ def tensorboard(logdir: str | Path, *, timeout_seconds: float = 60) -> TensorBoa
     port = shown.port if shown else 0
     arguments = ["--logdir", _absolute(logdir), "--host", "127.0.0.1", "--port", str(port)]
     with tempfile.TemporaryFile() as log:
-        process = call_in_background(lambda: _start("public" if shown else "private", arguments, log))
+        process = None
         try:
+            with interrupts.deferred():
+                process = call_in_background(lambda: _start("public" if shown else "private", arguments, log))
             address = _await_address(process, log, port, time.monotonic() + timeout_seconds)
         except BaseException:
-            _end(process)
+            if process is not None:
+                _end(process)
+                if process.stdout is not None:
+                    process.stdout.close()
             raise
     board = TensorBoard(shown.url if shown else address, process)
     _running.add(board)
@@ -156,12 +163,9 @@ def _failure(process: subprocess.Popen[bytes], log: IO[bytes], port: int) -> Ten
 
 
 def _end(process: subprocess.Popen[Any]) -> None:
-    process.terminate()
-    try:
-        process.wait(CLOSE_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    children.send_signal(process, signal.SIGTERM)
+    if not children.ends_within(process, CLOSE_SECONDS):
+        children.kill(process)
 
 
 @atexit.register

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from muster.events import Event
+from muster.text.frozen import frozen
 
 
 class Dashboard(Protocol):
@@ -39,7 +39,7 @@ class Shown(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@frozen
 class Controls:
     """Actions that a viewer of a run can take; None for those that cannot be done from this process.
 

@@ -35,7 +35,7 @@ def chart(family: str, variants: dict[str, Points]) -> tuple[str, str]:
     values = [value for points in variants.values() for _, value in points if math.isfinite(value)] or [0.0]
     steps = [step for points in variants.values() for step, _ in points]
     low, high, first, last = min(values), max(values), min(steps), max(steps)
-    bounds = [number(high, 3), number(low, 3)]
+    bounds = _apart(high, low)
     left = max(LEFT, 8 + LETTER * max(map(len, bounds)))
 
     def position(point: tuple[float, float]) -> tuple[float, float]:
@@ -58,6 +58,12 @@ def chart(family: str, variants: dict[str, Points]) -> tuple[str, str]:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
         f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="system-ui,sans-serif">{content}</svg>'
     )
+
+
+def _apart(high: float, low: float) -> list[str]:
+    """Return both bounds of an axis, in as few digits as tell them apart, at least 3 and at most 6."""
+    written = [[number(high, digits), number(low, digits)] for digits in range(3, 7)]
+    return next((both for both in written if both[0] != both[1]), written[0])
 
 
 def _families(view: RunView) -> list[tuple[str, dict[str, Points]]]:

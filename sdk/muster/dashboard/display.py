@@ -18,6 +18,7 @@ from muster.dashboard.replay import replay
 from muster.dashboard.tensorboard import hint
 from muster.records.runs import Run
 from muster.run.cluster import Cluster
+from muster.runtime.latch import Latch
 
 SECONDS_TO_CATCH_UP = 3.0  # at most, to read the events recorded so far of a run
 
@@ -50,6 +51,13 @@ def show(shown: Cluster | Run) -> None:
         shown.subscribe(dashboard_of(shown), at_once=True)
 
 
+def show_again(cluster: Cluster) -> None:
+    """Display a cluster that runs, and that an earlier cell shows, below this cell, too."""
+    dashboard = _dashboards.get(cluster)
+    if dashboard is not None and cluster.is_running:
+        dashboard.show()
+
+
 def controls_of(cluster: Shown) -> Controls:
     """Return the actions that can be taken on a cluster of this session."""
     return Controls(cluster.ask_to_stop, cluster.stacks, is_own=True)
@@ -62,7 +70,7 @@ def _show_run(run: Run, shown: Cluster | Run, controls: Controls) -> None:
         display(snapshot.mime_bundle(view, run), raw=True)
         return
     dashboard = _dashboards[shown] = NotebookDashboard(_load(""), lambda: run.run_dir, controls)
-    caught_up = threading.Event()
+    caught_up: Latch[bool] = Latch()
     follower = threading.Thread(target=follow, args=(run, dashboard, caught_up), name="muster-follow", daemon=True)
     _followers[shown] = follower
     follower.start()

@@ -14,6 +14,7 @@ from muster.errors import MusterError
 from muster.events import Event, EventKind, Observer
 from muster.events.data import Output, Usage
 from muster.records.runs import Run
+from muster.runtime.latch import Latch
 
 READ_SECONDS = 0.25
 READS_PER_LOG = 4  # readings of the events for one of the logs, as there is a log for each worker
@@ -22,21 +23,21 @@ ASK_SECONDS = 1.0  # between two queries for the workers' use of resources
 WORKERS_PER_SECOND = 1000  # with more workers, the pause between two queries is longer
 
 
-def follow(run: Run, observer: Observer, caught_up: threading.Event | None = None) -> None:
+def follow(run: Run, observer: Observer, caught_up: Latch[bool] | None = None) -> None:
     """Call ``observer`` with every event that is recorded of ``run``, until the run has ended.
 
     ``caught_up`` is set once all events have been passed on that were recorded before the call.
     """
-    caught_up = caught_up or threading.Event()
+    caught_up = caught_up or Latch()
     usage = _Usage(run)
     try:
         _follow(run, observer, caught_up, usage)
     finally:
         usage.close()
-        caught_up.set()
+        caught_up.set(True)
 
 
-def _follow(run: Run, observer: Observer, caught_up: threading.Event, usage: _Usage) -> None:
+def _follow(run: Run, observer: Observer, caught_up: Latch[bool], usage: _Usage) -> None:
     logs: dict[str, LogTail] = {}
     tell, ended = _teller(observer, lambda: _tell_output(run.run_dir / "logs", logs, observer))
     journal = LogTail(run.run_dir / "events.jsonl", at_most=None)
@@ -53,7 +54,7 @@ def _follow(run: Run, observer: Observer, caught_up: threading.Event, usage: _Us
         reads += 1
         if not alive and not ended.is_set():
             tell(untold_end(run))
-        caught_up.set()
+        caught_up.set(True)
         if not ended.is_set():
             time.sleep(READ_SECONDS)
 
@@ -72,7 +73,7 @@ class _Usage:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._news: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._closed = threading.Event()
+        self._closed: Latch[bool] = Latch()
         threading.Thread(target=self._ask, name="muster-usage", daemon=True).start()
 
     def news(self) -> list[Event]:
@@ -81,7 +82,7 @@ class _Usage:
 
     def close(self) -> None:
         """Stop the queries."""
-        self._closed.set()
+        self._closed.set(True)
 
     def _ask(self) -> None:
         told: dict[str | None, Usage] = {}
@@ -95,16 +96,16 @@ class _Usage:
             pause = max(ASK_SECONDS, len(asked) / WORKERS_PER_SECOND)
 
 
-def _teller(observer: Observer, tell_last: Callable[[], None]) -> tuple[Observer, threading.Event]:
-    """Return ``observer`` wrapped to call ``tell_last`` before it gets the end, and an event set once it has got it."""
-    ended = threading.Event()
+def _teller(observer: Observer, tell_last: Callable[[], None]) -> tuple[Observer, Latch[bool]]:
+    """Return ``observer`` wrapped to call ``tell_last`` before it gets the end, and a latch that is set then."""
+    ended: Latch[bool] = Latch()
 
     def tell(event: Event) -> None:
         if event.kind == EventKind.RUN_ENDED:
             tell_last()
         observer(event)
         if event.kind == EventKind.RUN_ENDED:
-            ended.set()
+            ended.set(True)
 
     return tell, ended
 

@@ -203,7 +203,7 @@ def head_of(view: RunView) -> dict[str, Any]:
         "advice": view.advice,
         "culprit": view.culprit,
         "exception": view.exception,
-        "notes": list(view.notes),
+        "notes": view.remarks,
         "memory_limit": view.memory_limit,
         "ps_memory_limit": view.ps_memory_limit,
         "command": repeat_command(view.job),

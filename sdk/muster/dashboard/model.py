@@ -29,6 +29,7 @@ __all__ = ["FINAL", "RunView", "WorkerView", "fold"]
 
 MAX_METRICS = 32  # further ones are left out: a script may invent a new name at every step
 MAX_NOTES = 8
+MAX_WAITS = 3  # different reasons for which workers wait, of those that are shown above them
 MAX_GPUS = 16
 MAX_STAGE = 60  # characters
 MAX_STAGES = 32  # different stages of one run
@@ -114,6 +115,14 @@ class RunView:
         if self.stages[SERVING] == len(self.workers) > 0:
             return SERVING
         return next((stage for stage, count in self.stages.most_common() if count and stage != SERVING), self.phase)
+
+    @property
+    def remarks(self) -> list[str]:
+        """The notes and, while workers are on their way, what these wait for now, each text once."""
+        if self.status != "running":
+            return [*self.notes]
+        waits = dict.fromkeys(worker.waits_for for worker in self.workers.values() if worker.waits_for)
+        return [*self.notes, *[*waits][:MAX_WAITS]]
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from typing import TextIO
 
 from muster.dashboard.model import RunView, WorkerView, fold
 from muster.dashboard.text import first_line, number, rate
 from muster.dashboard.ticker import seconds_to_finish
-from muster.events import Event, EventKind
+from muster.events import Event, EventKind, ScriptRaised
 from muster.failure.causes import tells_of_another
 from muster.runtime.outlet import Outlet
 from muster.text.shown import duration
@@ -25,6 +26,7 @@ class PlainDashboard:
         self._now = 0.0
         self._next_progress = 0.0
         self._doing = ""
+        self._waits: Counter[str] = Counter()  # the number of workers that wait for the same
         self._closed = False
         self._lock = threading.Lock()
 
@@ -34,9 +36,10 @@ class PlainDashboard:
             if self._closed:
                 return
             self._now = event.time
-            before = self._view.workers[event.worker].status if event.worker in self._view.workers else ""
+            worker = self._view.workers.get(event.worker or "")
+            before, waited = (worker.status, worker.waits_for) if worker is not None else ("", "")
             fold(self._view, event)
-            for line in self._news(event, before):
+            for line in [*self._news(event, before), *self._waiting(event, waited)]:
                 self._outlet.put(f"[{duration(self._view.elapsed):>7}] {line}\n")
         if event.kind == EventKind.RUN_ENDED:
             self.close()
@@ -64,12 +67,25 @@ class PlainDashboard:
         if event.kind in (EventKind.STAGE, EventKind.LISTENING) and view.doing != self._doing:
             self._doing = view.doing
             return [] if view.doing == view.phase else [view.doing]
-        if event.kind == EventKind.EXCEPTION:
-            verb = "lost its peers:" if tells_of_another("", worker.reason) else "raised"
+        if isinstance(told := event.data, ScriptRaised):
+            verb = "lost its peers:" if tells_of_another(told.type or "", told.message or "") else "raised"
             return [f"{worker.name} {verb} {first_line(worker.reason)}"]
         if worker.status == status_before:
             return []
         return [f"{worker.name} ended" if view.has_done_its_part(worker) else state(worker)]
+
+    def _waiting(self, event: Event, waited_for: str) -> list[str]:
+        """Return what a worker waits for since this event, as lines, unless another one waits for the same."""
+        if event.kind == EventKind.RUN_ATTEMPT:
+            self._waits.clear()
+        worker = self._view.workers.get(event.worker or "")
+        if worker is None or worker.waits_for == waited_for:
+            return []
+        self._waits[waited_for] -= 1
+        if self._waits[waited_for] <= 0:
+            del self._waits[waited_for]
+        self._waits[worker.waits_for] += 1
+        return worker.waits_for.splitlines() if self._waits[worker.waits_for] == 1 else []
 
     def _progress(self, now: float) -> list[str]:
         if now < self._next_progress:

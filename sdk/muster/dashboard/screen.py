@@ -32,8 +32,9 @@ SHORTEST_LINE = 9  # characters of a worker's last line; a narrower column is le
 class Screen:
     """The picture of a view: cause of the failure, progress of the run, and as many workers as fit.
 
-    Unless ``is_last``, there is an empty line for the cursor below the picture: a terminal shows ``^C`` there, which at
-    the end of a full line would shift the picture. ``lock`` guards the view against changes by other threads.
+    With ``is_whole`` it is as high as it has to be, with all notes. Unless ``is_last``, there is an empty line for the
+    cursor below the picture: a terminal shows ``^C`` there, which at the end of a full line would shift the picture.
+    ``lock`` guards the view against changes by other threads.
 
     Attributes:
         widths: the width in cells of each line that was painted last.
@@ -45,10 +46,12 @@ class Screen:
         view: RunView,
         *,
         is_last: bool = True,
+        is_whole: bool = False,
         lock: AbstractContextManager[object] | None = None,
     ) -> None:
         self.view = view
         self.is_last = is_last
+        self.is_whole = is_whole
         self.widths: list[int] = []
         self.lines_below = 0
         self._lock = lock or nullcontext()
@@ -71,6 +74,8 @@ class Screen:
 
     def _heading(self, console: Console, options: ConsoleOptions) -> tuple[list[RenderableType], int]:
         """Return the longest heading that leaves enough rows for the workers, and the number of these rows."""
+        if self.is_whole:
+            return heading(self.view, options.max_width, notes=None), len(self.view.workers)
         room = (options.height or console.height) - 3 - self.lines_below  # the column titles, "and N more", the cursor
         for level in HEADINGS:
             top = heading(self.view, options.max_width, level)
@@ -100,9 +105,12 @@ def _stripped(line: list[Segment]) -> list[Segment]:
     return line
 
 
-def heading(view: RunView, width: int, level: int = FULL, notes: int = NOTES, stage: str = "") -> list[RenderableType]:
-    """Return the lines above the workers, for one of the levels in ``HEADINGS``, with up to ``notes`` newest notes.
+def heading(
+    view: RunView, width: int, level: int = FULL, notes: int | None = NOTES, stage: str = ""
+) -> list[RenderableType]:
+    """Return the lines above the workers, for one of the levels in ``HEADINGS``.
 
+    ``notes`` is how many of the newest notes there are, each on two lines at most; None for all of them, uncut.
     ``stage`` replaces the view's own words for the state of the run.
     """
     style = COLOURS.get(view.status, "")
@@ -125,7 +133,8 @@ def heading(view: RunView, width: int, level: int = FULL, notes: int = NOTES, st
     if view.curves and level < WITHOUT_METRICS:
         lines.append(metrics_columns(view))
     if level < WITHOUT_NOTES:
-        lines += [_cut_to(Text(note, style="yellow"), 2 * width) for note in list(view.notes)[-notes:]]
+        shown = [Text(note, style="yellow") for note in view.remarks]
+        lines += shown if notes is None else [_cut_to(note, 2 * width) for note in shown[-notes:]]
     return [*lines, Text("")]
 
 

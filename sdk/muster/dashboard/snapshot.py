@@ -61,7 +61,7 @@ def to_text(view: RunView) -> str:
 
     console = Console(width=TEXT_WIDTH, color_system=None, force_jupyter=False)
     with console.capture() as capture:
-        for part in heading(view, TEXT_WIDTH, notes=len(view.notes), stage=_stage(view)):
+        for part in heading(view, TEXT_WIDTH, notes=None, stage=_stage(view)):
             console.print(part)
         if view.workers:
             console.print(*workers_table(view, MAX_ROWS, TEXT_WIDTH), sep="\n")
@@ -168,7 +168,7 @@ def _cause(view: RunView) -> str:
 
 
 def _notes(view: RunView) -> str:
-    return "".join(f'<div style="white-space:pre-wrap">{escape(note)}</div>' for note in view.notes)
+    return "".join(f'<div style="white-space:pre-wrap">{escape(note)}</div>' for note in view.remarks)
 
 
 def _progress(view: RunView) -> str:

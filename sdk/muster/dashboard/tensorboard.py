@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +18,8 @@ CHECK_SECONDS = 1.0
 
 def has_events(folder: Path) -> bool:
     """Return whether a run has written event files for TensorBoard into its folder."""
-    return any((folder / TENSORBOARD).rglob("*tfevents*"))
+    # Not rglob, which fails where a script removes a folder meanwhile.
+    return any("tfevents" in name for _, _, names in os.walk(folder / TENSORBOARD) for name in names)
 
 
 def hint(folder: Path) -> str:

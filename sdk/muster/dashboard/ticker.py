@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from muster.runtime.background import on_background_thread
+from muster.runtime.latch import Latch
 
 SECONDS_PER_TICK = 0.25
 SHARE_OF_A_CORE = 0.1  # that ticks may use; those that need more come more rarely
@@ -40,7 +41,7 @@ class Ticker:
     def __init__(self, tick: Callable[[], None], finish: Callable[[], None] = lambda: None) -> None:
         self._tick = tick
         self._finish = finish
-        self._closing = threading.Event()
+        self._closing: Latch[bool] = Latch()
         self._thread = threading.Thread(target=self._run, name="muster-dashboard", daemon=True)
 
     def start(self) -> None:
@@ -50,7 +51,7 @@ class Ticker:
 
     def close(self) -> None:
         """End the ticks, and wait for a while until ``finish`` is done, unless called from a tick. Idempotent."""
-        self._closing.set()
+        self._closing.set(True)
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(seconds_to_finish())
 

@@ -25,7 +25,7 @@ import traitlets
 from muster.dashboard import web
 from muster.dashboard.base import Controls
 from muster.dashboard.clicks import let_clicks_through
-from muster.dashboard.frontend import is_jupyter
+from muster.dashboard.frontend import is_jupyter, when_cell_ends
 from muster.dashboard.live import LiveState
 from muster.dashboard.logwindow import LogWindow
 from muster.dashboard.pictures import NEED_WIDGETS
@@ -82,6 +82,8 @@ class RunWidget(anywidget.AnyWidget):
         )
         self._state, self._folder, self._controls = state, folder, controls
         self._board = RunBoard(folder)
+        self._is_in_cell = True
+        when_cell_ends(self._leave_cell)
         self._sending = threading.Lock()
         self._heard = False
         self._snapshot_at = float("-inf")
@@ -116,7 +118,11 @@ class RunWidget(anywidget.AnyWidget):
         """HTML that says how to get the live view here, or to keep it when the page is loaded again."""
         if not self._heard:
             return NEED_WIDGETS if self.cover else BASIC
-        return BLOCKED if self.cover and self._controls.is_own else ""
+        is_waited_for = self._is_in_cell and self._controls.is_own
+        return BLOCKED if self.cover and is_waited_for else ""
+
+    def _leave_cell(self) -> None:
+        self._is_in_cell = False
 
     def tick(self) -> None:
         """Send the changes; without any a beat, now and then; and nothing while a page has asked for quiet.
@@ -178,7 +184,7 @@ class RunWidget(anywidget.AnyWidget):
 
     def _send_snapshot(self) -> None:
         self._snapshot_at = time.monotonic()
-        self._send_at(self._snapshot_at, self._state.snapshot())
+        self._send_at(self._snapshot_at, {**self._state.snapshot(), "unasked": not self._heard})
 
     def _send_at(self, now: float, message: dict[str, Any]) -> None:
         """Send a message with its time, by which a page finds out how long it has waited."""

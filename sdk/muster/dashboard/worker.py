@@ -142,6 +142,11 @@ class WorkerView:
         return self.phase in ("requested", "scheduled")
 
     @property
+    def waits_for(self) -> str:
+        """The reason why the worker has not come yet; empty where that is not known, and once it has."""
+        return self.reason if self.is_coming and not self.has_failed else ""
+
+    @property
     def news(self) -> str:
         """The reason why the worker failed or has to wait; else the last line of its output."""
         return first_line(self.reason) if (self.has_failed or self.is_coming) and self.reason else self.last_line

@@ -12,7 +12,12 @@ MODULES = (
     "charts.js",
     "table.js",
     "log.js",
+    "hearing.js",
+    "buttons.js",
+    "stacks.js",
+    "head.js",
     "widget.js",
+    "attach.js",
     "covers.js",
     "exports.js",
 )  # each uses those before it

@@ -66,8 +66,9 @@ class Chart {
     const x = (p) => (300 * (place(p[0]) - left)) / (right - left || 1);
     const y = (p) => 77 - (74 * (p[1] - low)) / (high - low || 1);
     const unit = points.some(([where]) => where > 1e9) ? "s" : "step";
-    setText(this.high, values.length && high > low ? number(high, 3) : "");
-    setText(this.low, values.length ? number(low, 3) : "");
+    const [most, least] = apart(high, low);
+    setText(this.high, values.length && high > low ? most : "");
+    setText(this.low, values.length ? least : "");
     setText(this.from, right > left ? `${unit === "step" ? "step " : ""}${left.toFixed(0)}` : "");
     setText(this.to, `${right.toFixed(0)}${unit === "s" ? " s" : ""}`);
     this.plot.replaceChildren(...[...variants].map(([variant, curve]) => line(variant, curve, x, y)));
@@ -86,6 +87,12 @@ class Chart {
     }
     [...variants.values()].forEach((curve, i) => setText(this.latest[i], number(curve[curve.length - 1]?.[1])));
   }
+}
+
+// Both bounds of an axis, in as few digits as tell them apart, at least 3 and at most 6.
+function apart(high, low) {
+  const written = [3, 4, 5, 6].map((digits) => [number(high, digits), number(low, digits)]);
+  return written.find(([most, least]) => most !== least) ?? written[0];
 }
 
 function style(variant) {

@@ -66,6 +66,12 @@ function make(tag, className, content = [], attributes = {}) {
   return element;
 }
 
+function makeButton(text, onClick, attributes = {}) {
+  const button = make("button", "muster-button", text, { type: "button", ...attributes });
+  button.addEventListener("click", onClick);
+  return button;
+}
+
 // Writes to the page only what is news to it: most of what is painted is what was there before.
 function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;

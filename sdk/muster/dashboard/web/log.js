@@ -23,14 +23,13 @@ class Log {
     this.title = make("strong");
     this.note = make("span", "muster-muted");
     this.search = make("input", "", [], { type: "search", placeholder: "Search this log", "aria-label": "Search this log" });
-    this.close = make("button", "muster-button", "Close", { type: "button" });
+    this.close = makeButton("Close", onClose);
     this.text = make("pre", "", [], { tabindex: "0", "aria-label": "log" });
     this.element = make("section", "muster-log", [
       make("div", "muster-bar", [this.title, this.note, this.search, this.close]), this.text,
     ]);
     this.element.hidden = true;
     this.search.addEventListener("input", () => this.paint());
-    this.close.addEventListener("click", onClose);
     this.text.addEventListener("scroll", () => this.scrolled());
   }
 

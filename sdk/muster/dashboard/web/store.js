@@ -48,6 +48,10 @@ class Store {
     this.curves.set(name, curve);
   }
 
+  isRunning() {
+    return this.run.status === "running" && this.run.started != null;
+  }
+
   // The session's time, by this computer's clock.
   now() {
     return this.run.ended ?? (this.silentSince ?? Date.now() / 1000) + this.offset;
