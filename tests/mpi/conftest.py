@@ -25,8 +25,14 @@ class Installed(NamedTuple):
         return MPI(mpiexec=self.mpiexec, **options)  # type: ignore[arg-type]
 
 
+@pytest.fixture
+def mpi(installed: Installed, tmp_path: Path) -> Installed:
+    """Provide each MPI that is installed, with its program in the test's folder, from where it can be sent."""
+    return installed._replace(program=Path(shutil.copy(installed.program, tmp_path)))
+
+
 @pytest.fixture(scope="session", params=FLAVOURS)
-def mpi(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """Provide each MPI that is installed, with a program built by its compiler."""
     name = FLAVOURS[request.param]
     mpiexec, compiler = shutil.which(f"mpiexec.{name}"), shutil.which(f"mpicc.{name}")

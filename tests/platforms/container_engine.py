@@ -24,12 +24,14 @@ class ContainerEngine(ABC):
     Attributes:
         url: address of its socket.
         folder: folder of all its files.
+        root: folder of its images and containers.
         environment: environment that its commands need.
         at_once: options of ``rm`` that make it kill running containers.
     """
 
     url: str
     folder: Path
+    root: Path
     environment: Mapping[str, str]
     at_once: tuple[str, ...] = ("--force",)
 
@@ -44,6 +46,10 @@ class ContainerEngine(ABC):
     @abstractmethod
     def stop(self) -> None:
         """End the process that answers on the socket."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """End everything, and remove the folder."""
 
     def run(self, *arguments: str) -> str:
         """Run a command, and return what it prints."""
@@ -126,6 +132,15 @@ def homes_left() -> list[str]:
     found = [path.name for path in homes_of("").parent.glob(f"{HOMES}*")]
     owners = {name: name.removeprefix(HOMES).rpartition(".")[0] for name in found}
     return [f"home {name}" for name, label in owners.items() if label == owner() or is_orphaned(label)]
+
+
+def mount_disk(target: Path, size: str, around: Path) -> None:
+    """Mount a disk of this size; where that is not allowed, remove the folder ``around`` it and skip the test."""
+    target.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(target)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        shutil.rmtree(around)
+        pytest.skip("root may mount no disk here")
 
 
 def find(program: str) -> str | None:

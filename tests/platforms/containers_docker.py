@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.platforms.container_engine import ContainerEngine, find
+from tests.platforms.container_engine import ContainerEngine, find, mount_disk
 
 PACKAGES = ("docker.io", "containerd", "docker-registry", "tini")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "muster"
@@ -64,10 +64,22 @@ def fetch() -> Path | None:
 
 
 class Docker(ContainerEngine):
-    """A Docker daemon that answers on a socket of its own, with all its state in one folder."""
+    """A Docker daemon that answers on a socket of its own, with all its state in one folder.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        root: the folder in which its packages are unpacked.
+        disk: size of a disk for its images and containers, such as ``24m``; if empty, they are on the machine's disk.
+
+    Attributes:
+        root: folder of its images and containers.
+    """
+
+    def __init__(self, root: Path, disk: str = "") -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="muster-docker-", dir="/var/tmp"))  # not an overlay on an overlay
+        self.root = self.folder / "data"
+        self._has_disk = bool(disk)
+        if disk:
+            mount_disk(self.root, disk, self.folder)
         self.url = f"unix://{self.folder}/docker.sock"
         self._root = root
         own = {name: value for name, value in os.environ.items() if not name.startswith(("MUSTER_", "DOCKER"))}
@@ -79,7 +91,7 @@ class Docker(ContainerEngine):
 
     def start(self) -> None:
         """Start the daemon, and wait until it answers."""
-        options = ["--data-root", f"{self.folder}/data", "--exec-root", f"{self.folder}/exec", "-H", self.url]
+        options = ["--data-root", str(self.root), "--exec-root", f"{self.folder}/exec", "-H", self.url]
         # The machine's settings stay as they are: rules of its firewall, bridges and forwarding.
         options += ["--pidfile", f"{self.folder}/pid", "--bridge=none", "--iptables=false", "--ip-masq=false"]
         self._daemon = self._run("dockerd", *options, "--ip-forward=false", "--shutdown-timeout=3")
@@ -131,6 +143,8 @@ class Docker(ContainerEngine):
             self.run("network", "prune", "--force")
         self.stop_registry()
         self.stop()
+        if self._has_disk:
+            subprocess.run(["umount", "--lazy", str(self.root)], stderr=subprocess.DEVNULL)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _run(self, *command: str) -> subprocess.Popen[bytes]:

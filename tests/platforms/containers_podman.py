@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.platforms.container_engine import ContainerEngine, find
+from tests.platforms.container_engine import ContainerEngine, find, mount_disk
 
 # Podman's default ulimits cannot be set where the hard limits are low, nor its default cgroup manager be used where
 # systemd does not run.
 CONFIG = """
 [containers]
 default_ulimits = []
+volumes = {volumes}
 [network]
 network_config_dir = "{folder}/networks"
 [engine]
@@ -49,6 +52,7 @@ class Podman(ContainerEngine):
     Args:
         disk: size of a disk for its images and containers, such as ``4m``; if empty, they are on the machine's disk.
         images: folder with the images of another Podman, which it only reads.
+        volumes: folders of this machine that all containers have, at the same path.
 
     Attributes:
         root: folder of its images and containers.
@@ -56,20 +60,20 @@ class Podman(ContainerEngine):
 
     at_once = ("--force", "--time", "0")
 
-    def __init__(self, disk: str = "", images: Path | None = None) -> None:
+    def __init__(self, disk: str = "", images: Path | None = None, volumes: Sequence[Path] = ()) -> None:
         self._options = ("--storage-opt", f"additionalimagestore={images}") if images else ()
         self.folder = Path(tempfile.mkdtemp(prefix="muster-podman-"))
         self.root = self.folder / "root"
-        self.root.mkdir()
         self._has_disk = bool(disk)
         if disk:
-            mount = ["mount", "-t", "tmpfs", "-o", f"size={disk}", "tmpfs", str(self.root)]
-            if subprocess.run(mount, capture_output=True).returncode:
-                shutil.rmtree(self.folder)
-                pytest.skip("root may mount no disk here")
+            mount_disk(self.root, disk, self.folder)
         self.url = f"unix://{self.folder}/podman.sock"
         (self.folder / "containers.conf").write_text(
-            CONFIG.format(folder=self.folder, runtime="runc" if find("runc") else "crun")
+            CONFIG.format(
+                folder=self.folder,
+                runtime="runc" if find("runc") else "crun",
+                volumes=json.dumps([f"{folder}:{folder}" for folder in volumes]),
+            )
         )
         # Without the variables of whichever test is first: that test's leftovers are found by them.
         own = {name: value for name, value in os.environ.items() if not name.startswith(("MUSTER_", "CONTAINER"))}

@@ -134,6 +134,11 @@ class Network:
         for host in self.hosts.values():
             eventually(lambda: not host.left_behind(), f"nothing left: {host.left_behind()}", 5)  # noqa: B023
 
+    def remove_what_tensorflow_leaves(self) -> None:
+        """Remove what TensorFlow's own imports leave in the home of the user who logs in."""
+        for host in self.hosts.values():
+            host.run("rm -rf /root/.keras /root/.config /root/.cache/matplotlib")
+
     def remove(self) -> None:
         """End the hosts, and remove everything."""
         for host in self.hosts.values():

@@ -14,11 +14,13 @@ import secrets
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import psutil
 from muster.agent import linux
 from muster.agent.removal import NAMED, remove_unused
 from muster.agent.worker import UNPACKED
@@ -36,6 +38,8 @@ ACCOUNTING_PACKAGES = (
 COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo", "sacct", "sacctmgr", "salloc")
 FETCH_SECONDS, START_SECONDS, END_SECONDS = 120, 60, 60
 CPUS, MEMORY = 4, 8000
+USER = 54321
+TREE = Path(__file__).resolve().parents[2]
 PROBE = "mount --make-rprivate / && mount --bind /etc/hosts /etc/hosts && ip link add br0 type bridge"
 DAEMONS = ("munged", "slurmctld-wlm", "slurmd-wlm")
 ACCOUNTING_DAEMONS = ("mariadbd",)  # not slurmdbd, which cannot print its version without a configuration
@@ -126,12 +130,20 @@ OVER_MEMORY = """\
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=task=1
 JobAcctGatherParams=OverMemoryKill"""
+# An account, which may read this tree, and what it needs of root's home: the interpreter and the unpacked packages.
+USER_SETUP = """\
+mkdir -p {folder}/tree {folder}/root {places}
+mount --bind {tree} {folder}/tree
+{mounts}
+mount --rbind {folder}/root {home}
+mount --bind {folder}/passwd /etc/passwd
+"""
 SETUP = """\
 set -e
 ulimit -c 0
 mount --make-rprivate /
 mount --bind {folder}/hosts /etc/hosts
-own=$(readlink /proc/self/ns/net)
+{user_setup}own=$(readlink /proc/self/ns/net)
 apart() {{ until [ "$(readlink /proc/$1/ns/net)" != "$own" ]; do sleep 0.01; done; }}
 unshare --net sleep infinity & switch=$!
 apart $switch
@@ -221,6 +233,7 @@ class Engine:
         accounting: folder of the packages for accounting; None for a Slurm without it.
         cpus: CPUs of each node.
         has_cgroups: whether its nodes limit the memory of each step by a control group, which is named after the node.
+        has_user: whether there is an ordinary user, with whose rights ``as_user`` runs programs.
 
     Attributes:
         folder: folder of all its files.
@@ -235,6 +248,7 @@ class Engine:
         accounting: Path | None = None,
         cpus: int = CPUS,
         has_cgroups: bool = False,
+        has_user: bool = False,
     ) -> None:
         self.names = names
         self._has_cgroups = has_cgroups
@@ -246,7 +260,7 @@ class Engine:
         subnet = f"10.{200 + secrets.randbelow(50)}.{secrets.randbelow(250)}"
         self.address = f"{subnet}.1"
         for name in ("munge", "state", *names):
-            (self.folder / name).mkdir(mode=0o700)
+            (self.folder / name).mkdir(mode=0o755 if has_user else 0o700)
         (self.folder / "munge" / "key").write_bytes(secrets.token_bytes(1024))
         (self.folder / "munge" / "key").chmod(0o400)
         nodes = [
@@ -259,7 +273,7 @@ class Engine:
             "folder": self.folder, "plugins": plugins, "veth": f"mss{secrets.token_hex(3)}", "names": " ".join(names),
             "accounting": "AccountingStorageType=accounting_storage/none", "accounting_setup": "",
             "preempt": "preempt/partition_prio", "remembered": 300, "gather": "JobAcctGatherType=jobacct_gather/none",
-            "task": "task/cgroup" if has_cgroups else "task/none",
+            "task": "task/cgroup" if has_cgroups else "task/none", "user_setup": self._with_user() if has_user else "",
         }  # fmt: skip
         if accounting:
             facts.update(self._with_accounting(accounting, facts))
@@ -274,7 +288,37 @@ class Engine:
             program = f"#!/bin/sh\necho {command} >> {self.folder}/asked\n"
             program += f"export LD_LIBRARY_PATH={plugins} SLURM_CONF={self.folder}/slurm.conf\n"
             write_private(self.folder / "bin" / command, f'{program}exec {root}/usr/bin/{command} "$@"\n')
+        if has_user:
+            (self.folder / "asked").touch()
+            (self.folder / "asked").chmod(0o666)
+            for path in (self.folder, self.folder / "bin", *(self.folder / "bin").iterdir()):
+                path.chmod(0o755)
         self._start(SETUP.format(**facts), plugins)
+
+    def _with_user(self) -> str:
+        """Make the ordinary user's home, and return the commands that make the account."""
+        home = self.folder / "home"
+        home.mkdir(mode=0o700)
+        os.chown(home, USER, USER)
+        account = f"somebody:x:{USER}:{USER}::{home}:/bin/sh\n"
+        (self.folder / "passwd").write_text(Path("/etc/passwd").read_text() + account)
+        within = Path.home()
+        needed = [path for path in (CACHE, Path(sys.base_prefix)) if path.is_relative_to(within)]
+        places = [f"{self.folder}/root/{path.relative_to(within)}" for path in needed]
+        mounts = "\n".join(f"mount --bind {path} {place}" for path, place in zip(needed, places, strict=True))
+        return USER_SETUP.format(folder=self.folder, tree=TREE, places=" ".join(places), mounts=mounts, home=within)
+
+    def as_user(self, program: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        """Run a Python program in the home of the ordinary user, with that user's rights."""
+        home, tree = self.folder / "home", self.folder / "tree"
+        python = sys.executable.replace(str(TREE), str(tree))
+        variables = {"HOME": str(home), "PATH": self.path, "PYTHONPATH": f"{tree}/sdk"}
+        (first,) = psutil.Process(self._process.pid).children()
+        return subprocess.run(
+            ["nsenter", "--target", str(first.pid), "--mount", "--pid", f"--wd={home}", "setpriv", f"--reuid={USER}",
+             f"--regid={USER}", "--clear-groups", python, "-"],
+            input=program, capture_output=True, text=True, timeout=timeout, env=variables,
+        )  # fmt: skip
 
     def _with_accounting(self, accounting: Path, facts: Mapping[str, object]) -> dict[str, object]:
         """Return settings for accounting, preemption by QOS, forgetting ended jobs soon, and limits of memory."""
@@ -372,6 +416,10 @@ class Engine:
                 with contextlib.suppress(OSError):
                     if os.readlink(f"/proc/{pid}/ns/net") == network:
                         os.kill(pid, number)
+
+    def is_off(self, node: str) -> bool:
+        """Return whether ``power_off`` was called for a node, and ``power_on`` not yet."""
+        return node in self._off
 
     def power_on(self, node: str) -> None:
         """Start a node's slurmd again."""

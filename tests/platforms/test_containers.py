@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import muster
 import pytest
-from muster.errors import MusterError, WorkerLost, WorkerOutOfMemory
+from muster.errors import LaunchRefused, MusterError, WorkerLost, WorkerOutOfMemory
+from muster.job import Status
+from muster.platforms.containers import platform as module
 from muster.platforms.containers.engine import connect
 from muster.platforms.containers.images import own_folders, tiny_image
 from muster.platforms.containers.platform import ContainersPlatform
+from muster.platforms.containers.refusals import asking
 
+from tests.platforms import containers_docker
 from tests.platforms.container_engine import ContainerEngine
 from tests.platforms.containers_podman import Podman, why_not
-from tests.support import environment, eventually
+from tests.support import Run, environment, eventually, shell
 
 ENDLESS = "import time\nprint('started', flush=True)\ntime.sleep(600)\n"
 
@@ -102,6 +109,22 @@ def test_nothing_in_a_container_gains_privileges(project: Path, engine: Podman) 
     assert "NoNewPrivs:\t1\n" in run("train.py", 1).logs("worker-0")
 
 
+def test_limits_hold_and_an_init_is_first(project: Path, either_engine: ContainerEngine) -> None:
+    (project / "train.py").write_text(
+        "import os\n"
+        "shm = os.statvfs('/dev/shm')\n"
+        "print(shm.f_frsize * shm.f_blocks)\n"
+        "for path in ('/sys/fs/cgroup/pids/pids.max', '/sys/fs/cgroup/pids.max'):\n"
+        "    if os.path.exists(path):\n"
+        "        print(open(path).read().strip())\n"
+        "print(open('/proc/1/cmdline').read().split(chr(0))[0])\n"
+    )
+    shm, processes, first = run("train.py", 1).logs("worker-0").split()
+    assert 0.5e9 <= int(shm) < 0.6e9
+    assert processes == "16384"
+    assert first.endswith("-init")
+
+
 def test_a_launcher_logs_in_to_containers(project: Path, engine: Podman) -> None:
     mpiexec = shutil.which("mpiexec.mpich")
     if not mpiexec:
@@ -111,6 +134,29 @@ def test_a_launcher_logs_in_to_containers(project: Path, engine: Podman) -> None
     )
     found = run("train.py", strategy="mpi", mpiexec=mpiexec)
     assert [found.logs(f"worker-{index}") for index in range(2)] == ["rank 0 True\n", "rank 1 True\n"]
+
+
+def test_a_container_that_missed_its_signal_is_asked_again(
+    tmp_path: Path, engine: Podman, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does whose first process has yet to handle signals."""
+    sent: list[str] = []
+
+    def send(connected: Any, name: str, signame: str) -> None:
+        sent.append(signame)
+        if len(sent) > 1:
+            send_really(connected, name, signame)
+
+    send_really = module._signal
+    monkeypatch.setattr(module, "_signal", send)
+    started, platform = Run(tmp_path), ContainersPlatform()
+    handles = platform.submit([started.spec("worker-0", process=shell("sleep 600"))], started.id)
+    eventually(lambda: platform.poll(handles)[0].status is Status.RUNNING, "it runs", timeout=60)
+    platform.stop(handles)
+    eventually(lambda: platform.poll(handles)[0].status is Status.STOPPED, "it has stopped")
+    assert sent == ["SIGTERM", "SIGTERM"]
+    platform.close()
+    started.remove()
 
 
 def test_a_container_that_is_killed_from_outside_is_named(either_engine: ContainerEngine, project: Path) -> None:
@@ -153,6 +199,22 @@ def test_nothing_is_left_when_the_notebook_is_killed(either_engine: ContainerEng
     eventually(lambda: either_engine.left_behind() == [], "nothing is left", timeout=60)
 
 
+def test_a_script_that_ends_without_waiting_stops_its_run(either_engine: ContainerEngine, project: Path) -> None:
+    (project / "train.py").write_text(ENDLESS)
+    program = (
+        "import muster, time\n"
+        "cluster = muster.run_cluster(2, strategy='processes', worker_script='train.py', platform='containers',"
+        " memory=0.5, timeout_seconds=120, wait=False).cluster\n"
+        "while not all(cluster.logs(f'worker-{index}') for index in range(2)):\n"
+        "    time.sleep(0.1)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
+    assert done.stderr.count("the platform did not") == 0, done.stderr
+    recorded = muster.open_run()
+    assert recorded.status == "stopped"
+    assert "did not release" not in recorded.explain()
+
+
 # Where the service ends between our knock and the request, the docker package leaves its socket open.
 @pytest.mark.filterwarnings(r"ignore:unclosed <socket.socket fd=\d+, family=1:ResourceWarning")
 def test_a_run_goes_on_without_the_service(project: Path, engine: Podman) -> None:
@@ -165,6 +227,7 @@ def test_a_run_goes_on_without_the_service(project: Path, engine: Podman) -> Non
     finally:
         engine.start()
     running.wait()
+    gc.collect()  # such a socket too: later it would be told of in another test
 
 
 def test_an_image_without_what_the_strategy_needs(project: Path, engine: Podman) -> None:
@@ -191,12 +254,28 @@ def test_an_image_whose_python_may_not_be_executed(either_engine: ContainerEngin
         run("train.py", 1, image=either_engine.add_not_executable())
 
 
-def test_the_disk_of_the_engine_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if why_not():
-        pytest.skip(why_not())
+def podman_with_small_disk() -> ContainerEngine:
+    """A Podman with little room for images and containers."""
+    if reason := why_not():
+        pytest.skip(reason)
+    return Podman(disk="4m")
+
+
+def docker_with_small_disk() -> ContainerEngine:
+    """A Docker with little room for images and containers."""
+    root = None if containers_docker.why_not() else containers_docker.fetch()
+    if root is None:
+        pytest.skip(containers_docker.why_not() or "Debian's packages of Docker cannot be fetched here")
+    return containers_docker.Docker(root, disk="24m")
+
+
+@pytest.mark.parametrize("start", [podman_with_small_disk, docker_with_small_disk])
+def test_the_disk_of_the_engine_is_full(
+    start: Callable[[], ContainerEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("print('done')\n")
-    small = Podman(disk="4m")
+    small = start()
     try:
         filler = os.open(small.root / "filler", os.O_WRONLY | os.O_CREAT)
         with contextlib.suppress(OSError):
@@ -237,14 +316,34 @@ def test_a_session_that_is_in_a_container_itself(project: Path, engine: Podman) 
     assert said.split()[-4:] == ["0", "worker-0", "1", "worker-1"]
 
 
-def test_a_user_who_may_not_use_the_socket(engine: Podman) -> None:
+def test_a_port_that_is_taken(either_engine: ContainerEngine) -> None:
+    """Muster's containers publish none; what the engines say of one has to be understood all the same."""
+    connected = connect(either_engine.url)
+    client, image = connected.client, either_engine.add_python()
+    either_engine.run("network", "create", "ports")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        settings = client.create_host_config(network_mode="ports", port_bindings={80: ("127.0.0.1", port)})
+        made = client.create_container(image, ["python3", "--version"], ports=[80], host_config=settings)
+        try:
+            with pytest.raises(LaunchRefused, match="a port is taken") as raised:  # noqa: SIM117
+                with asking(connected, "worker-0 could not be started", "worker-0"):
+                    client.start(made["Id"])
+        finally:
+            client.remove_container(made["Id"], force=True, v=True)
+            either_engine.run("network", "rm", "ports")
+    assert str(port) in raised.value.message
+    assert raised.value.advice == "end what holds it"
+
+
+def test_a_user_who_may_not_use_the_socket(either_engine: ContainerEngine) -> None:
     program = (
         "import os, sys; from muster.platforms.containers.engine import connect\n"
         "connect(sys.argv[1])  # with everything imported that an ordinary user may not read here\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "connect(sys.argv[1])\n"
     )
-    command = [sys.executable, "-c", program, engine.url]
+    command = [sys.executable, "-c", program, either_engine.url]
     said = subprocess.run(command, env=environment(), capture_output=True, text=True).stderr
     assert "This user may not use the container engine at" in said
     assert "usermod -aG docker" in said
@@ -252,8 +351,12 @@ def test_a_user_who_may_not_use_the_socket(engine: Podman) -> None:
 
 def test_an_image_that_cannot_be_had(engine: Podman, project: Path) -> None:
     (project / "train.py").write_text("print('never')\n")
-    with pytest.raises(MusterError, match=r"localhost:1/nowhere:1 could not be pulled: the registry does not answer"):
+    with pytest.raises(MusterError) as raised:
         run("train.py", 1, image="localhost:1/nowhere:1")
+    assert "localhost:1/nowhere:1 could not be pulled: the registry does not answer" in raised.value.message
+    assert "Try:" not in raised.value.message
+    assert raised.value.advice == "whether this machine reaches it, or image= another name"
+    assert raised.value.log is None, "nothing has been written there"
 
 
 def test_a_network_that_is_not_there(either_engine: ContainerEngine, project: Path) -> None:

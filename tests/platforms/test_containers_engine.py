@@ -7,12 +7,15 @@ import ipaddress
 import itertools
 import os
 import socket
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from muster.agent.places import symbol
 from muster.errors import PlatformUnsupported
 from muster.job import Status, Worker
 from muster.platforms.containers import states, worker
@@ -20,11 +23,18 @@ from muster.platforms.containers.engine import candidates, connect
 from muster.platforms.containers.images import outermost, own_folders, tiny_archive
 from muster.platforms.containers.network import free_subnet
 from muster.platforms.containers.refusals import REFUSALS
-from muster.platforms.containers.worker import ContainerSetting, archive, container_name, gpu_options, outcome
+from muster.platforms.containers.worker import (
+    ContainerSetting,
+    archive,
+    container_name,
+    gpu_options,
+    lay_out,
+    outcome,
+)
 from muster.platforms.refusals import find_refusal, in_words
 from muster.platforms.session_guard import is_orphaned, owner
 
-from tests.support import Run
+from tests.support import Run, environment
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +64,21 @@ def test_a_rootless_podman_is_found_at_its_usual_place(tmp_path: Path) -> None:
     assert f"unix://{tmp_path}/podman/podman.sock" in found
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_folder_of_sockets_that_this_user_may_not_look_into(tmp_path: Path) -> None:
+    """As root's Podman has one: another engine, which the user may use, is found all the same."""
+    tmp_path.chmod(0o700)
+    program = (
+        "import os, sys; from muster.platforms.containers.engine import candidates\n"
+        "candidates(None, {})  # with everything imported that an ordinary user may not read here\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "print(*(found.url for found in candidates(None, {'XDG_RUNTIME_DIR': sys.argv[1]})))\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert f"unix://{tmp_path}/podman/podman.sock" in done.stdout.split(), done.stderr
+
+
 def test_an_engine_that_does_not_run(tmp_path: Path) -> None:
     with pytest.raises(PlatformUnsupported, match=r"There is no container engine at unix:///no/such .*no such socket"):
         connect("unix:///no/such")
@@ -77,6 +102,7 @@ def test_an_engine_that_does_not_run(tmp_path: Path) -> None:
         ('exec: "python3": executable file not found in $PATH', "does not have the program"),
         ('exec: "/etc/passwd": permission denied', "may not be executed"),
         ("Bind for 0.0.0.0:80 failed: port is already allocated", "port is taken"),
+        ("error setting rlimit type 7: operation not permitted: OCI permission denied", "may not raise the limits"),
         ('could not select device driver "" with capabilities: [[gpu]]', "cannot give GPUs"),
         ("something nobody has heard of", "something nobody has heard of"),
     ],
@@ -126,6 +152,32 @@ def test_an_archive_of_files_has_nothing_after_its_end(tmp_path: Path, has_agent
         last = tar.getmembers()[-1]
     blocks = -(-last.size // tarfile.BLOCKSIZE) + 2  # the blocks of its content, and the two that end the archive
     assert len(packed) == last.offset_data + blocks * tarfile.BLOCKSIZE
+
+
+def test_what_is_mounted_into_a_home_is_mounted_on_a_folder_of_the_users(tmp_path: Path) -> None:
+    """The engine would make one that is root's, which the user cannot move and so not remove."""
+    own = (os.getuid(), os.getgid())
+    setting = ContainerSetting("image", "python3", "network", [], [], True, str(tmp_path), {}, own, 1 << 20)
+    home = Path(lay_out(Run(tmp_path, scratch=Path(symbol("scratch"))).spec(), setting))
+    assert (home / "agent").is_dir()
+    mounted_on = (home / "agent").stat()
+    assert (mounted_on.st_uid, mounted_on.st_gid) == own
+
+
+@pytest.mark.filterwarnings("ignore:Python 3.14 will:DeprecationWarning")
+def test_a_home_is_laid_out_by_a_python_without_filters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Debian 12's, whose tarfile is stood in for by one that takes no ``filter=``, which came with 3.11.4."""
+    extract_all = tarfile.TarFile.extractall
+
+    def of_before(self: tarfile.TarFile, path: str, members: Any = None, *, numeric_owner: bool = False) -> None:
+        extract_all(self, path, members, numeric_owner=numeric_owner)
+
+    monkeypatch.setattr(tarfile.TarFile, "extractall", of_before)
+    setting = ContainerSetting("image", "python3", "network", [], [], False, str(tmp_path), {}, (0, 0), 1 << 20)
+    home = Path(lay_out(Run(tmp_path, scratch=Path(symbol("scratch"))).spec(), setting))
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert (home / "config").stat().st_mode & 0o777 == 0o600
+    assert (home / "agent" / "__main__.py").is_file()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,10 @@ from typing import Any
 import muster
 import pytest
 
+from tests.platforms.containers_podman import why_not
+from tests.support import environment
+
+REPOSITORY = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
 
@@ -111,3 +119,38 @@ def test_processes(train: Callable[..., muster.Cluster]) -> None:
         return os.uname().nodename
 
     assert train(3, where, strategy="processes").result.values == ["worker-0", "worker-1", "worker-2"]
+
+
+ELSEWHERE = """
+import sys
+import muster
+from tests.platforms.containers_podman import Podman
+
+podman = Podman()
+try:
+    options = {"platform": "containers", "engine": podman.url, "memory": 2, "timeout_seconds": 240}
+    for mpiexec in sys.argv[1:]:
+        run = muster.run_cluster(2, strategy="mpi", mpiexec=mpiexec, worker_script="train.py", **options)
+        print("trained:", *(run.cluster.logs(f"worker-{index}").split()[-1] for index in range(2)))
+    run = muster.run_cluster(2, strategy="horovod", launcher="horovodrun", worker_script="train_horovod.py", **options)
+    print("trained:", *(run.cluster.logs(f"worker-{index}").split()[-1] for index in range(2)))
+finally:
+    podman.remove()
+"""
+
+
+def test_launchers_on_a_machine_that_has_no_interface_of_the_containers_names(tmp_path: Path) -> None:
+    """On one that has nothing but a loopback interface before the engine makes a bridge; containers have eth0."""
+    if why_not():
+        pytest.skip(why_not())
+    (tmp_path / "train.py").write_text("import os\nprint(os.uname().nodename)\n")
+    (tmp_path / "train_horovod.py").write_text(
+        "import os, horovod.tensorflow as hvd\nhvd.init()\nprint(os.uname().nodename)\n"
+    )
+    launchers = [path for path in map(shutil.which, ("mpiexec.openmpi", "mpiexec.mpich")) if path]
+    program = [sys.executable, "-c", ELSEWHERE, *launchers]
+    command = ["unshare", "--net", "sh", "-c", f"ip link set lo up && exec {shlex.join(program)}"]
+    path = f"{environment()['PYTHONPATH']}{os.pathsep}{REPOSITORY}"
+    done = subprocess.run(command, cwd=tmp_path, env=environment(PYTHONPATH=path), capture_output=True, text=True)
+    trained = [line for line in done.stdout.splitlines() if line.startswith("trained:")]
+    assert trained == ["trained: worker-0 worker-1"] * (len(launchers) + 1), done.stdout + done.stderr

@@ -132,9 +132,10 @@ def test_another_object_finds_and_stops_workers_by_their_handles(platform: Platf
         (worker.id, Status.RUNNING, worker.address) for worker in workers
     ]
     other.stop(handles[:1])
-    (stopped,) = ended(platform, workers[:1])
+    (stopped,) = ended(other, workers[:1])
     assert stopped.status is Status.STOPPED
-    assert other.poll(handles[:1])[0].status is Status.STOPPED
+    (seen,) = ended(platform, workers[:1])
+    assert seen.status is Status.STOPPED
     assert platform.poll(handles[1:])[0].status is Status.RUNNING
 
 

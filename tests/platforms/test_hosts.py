@@ -174,6 +174,21 @@ def test_kill_9_of_the_session_leaves_nothing(hosts: Network, project: Path) -> 
     assert session.pid not in [json.loads(path.read_text())["pid"] for path in owners]
 
 
+def test_a_script_that_ends_without_waiting_stops_its_run(hosts: Network, project: Path) -> None:
+    program = (
+        "import muster, time\n"
+        "cluster = muster.run_cluster(2, worker_script='train.py', args=['600'], strategy='processes', "
+        f"platform='hosts', hosts={HOSTS}, memory=0.5, wait=False).cluster\n"
+        "while not all('on h' in cluster.logs(f'worker-{index}') for index in range(2)):\n"
+        "    time.sleep(0.1)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
+    assert "platform did not" not in done.stderr
+    recorded = muster.open_run()
+    assert recorded.status == "stopped"
+    assert "did not release" not in recorded.explain()
+
+
 def trains_on(host: Host) -> bool:
     """Return whether a rank runs on the host."""
     return any("train.py" in line for line in host.processes())
@@ -220,6 +235,34 @@ def test_a_guard_that_is_killed_takes_its_workers_along_and_the_next_contact_swe
     eventually(lambda: not host.processes(), "its workers have ended")
     HostsPlatform(hosts=("h1:1",)).check()
     eventually(lambda: not host.left_behind(), "the folder of the first is gone")
+
+
+def test_what_a_reboot_has_left_is_removed_at_the_next_login(start: Start, hosts: Network) -> None:
+    host = hosts.hosts["h2"]
+    with tempfile.TemporaryDirectory(prefix="disk-", dir="/srv") as disk:  # which the host sees, and keeps
+
+        def use_disk() -> None:
+            host.run(f"echo export TMPDIR={disk} > /root/.bashrc")
+
+        use_disk()
+        cluster = start(lease_seconds=1)
+        host.power_off()
+        try:
+            with pytest.raises(WorkerLost, match="h2"):
+                cluster.wait()
+        finally:
+            host.power_on()
+            host.wait()
+        use_disk()
+        (left,) = Path(disk).iterdir()
+        (of_run,) = (path.name for path in left.iterdir() if path.name != "agent")
+        assert (of_run[:15], of_run[-5:]) == (cluster.run_id[:15], cluster.run_id[-5:])
+        platform = HostsPlatform(hosts=("h2:1",))
+        platform.check()
+        eventually(lambda: not left.exists(), "what was left is removed")
+        platform.close()
+        eventually(lambda: not [*Path(disk).iterdir()], "nothing is left")
+        host.run("rm /root/.bashrc")
 
 
 # -- claims -----------------------------------------------------------------------------------------------------------

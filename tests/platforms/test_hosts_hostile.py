@@ -18,12 +18,14 @@ from tests.support import Run
 GUARD = {"guard": [1, 1], "folder": "/tmp/x", "python": "", "cores": 9, "memory": 1 << 40, "gpus": [], "time": 0.0}
 HELLO = {**GUARD, "session": "127.0.0.1", "address": "127.0.0.1", "route": ""}
 SSH = """#!{python}
-import json, os, sys, threading
+import json, os, sys, threading, time
 with open({calls!r}, "a") as file:
     file.write(json.dumps(sys.argv[1:]) + chr(10))
 threading.Thread(target=lambda: (sys.stdin.buffer.read(), os._exit(0)), daemon=True).start()
 out = sys.stdout.buffer
-out.write(bytes(1) + b"muster guard" + bytes([10]))
+for mark in (b"muster reads cpython-0", b"muster guard"):
+    out.write(b"printed by a job of .profile" + bytes([10, 0]) + mark + bytes([10]))
+    {flush}
 for answer in {answers!r}:
     out.write(json.dumps(dict(answer, type="reply")).encode() + bytes([10]))
 out.flush()
@@ -35,13 +37,15 @@ SLEEP = "threading.Event().wait(30)"
 class Host:
     """The outcome of every login."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, flush: str) -> None:
+        self.flush = flush
         self._program = folder / "ssh"
         self._calls = folder / "calls"
 
     def answers(self, *answers: dict[str, Any], then: str = SLEEP) -> None:
         """Have it say hello and this, and then do something."""
-        text = SSH.format(python=sys.executable, calls=str(self._calls), answers=[HELLO, *answers], then=then)
+        told = [HELLO, *answers]
+        text = SSH.format(python=sys.executable, calls=str(self._calls), answers=told, then=then, flush=self.flush)
         self._program.write_text(text)
         self._program.chmod(0o755)
 
@@ -51,12 +55,12 @@ class Host:
         return [json.loads(line)[-2] for line in self._calls.read_text().splitlines()]
 
 
-@pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+@pytest.fixture(params=["pass", "out.flush(); time.sleep(0.1)"], ids=["in one piece", "in pieces"])
+def host(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder), prepend=":")
-    return Host(folder)
+    return Host(folder, request.param)
 
 
 @pytest.mark.parametrize(
@@ -115,3 +119,27 @@ def test_a_handle_names_no_options_of_ssh(host: Host) -> None:
     (worker,) = platform.poll(["one.worker-0@-oProxyCommand=x:1.1"])
     assert worker.status.is_final
     assert not host._calls.exists()
+
+
+SLOW_SSH = """#!{python}
+import os, subprocess, sys, time
+with subprocess.Popen(["/bin/sh", "-c", sys.argv[-1]], stdin=subprocess.PIPE, bufsize=0) as host:
+    host.stdin.write(sys.stdin.buffer.raw.readline())
+    data = os.read(0, 1 << 16)
+    time.sleep(1)
+    while data:
+        host.stdin.write(data)
+        data = os.read(0, 1 << 16)
+    host.stdin.close()
+"""
+
+
+def test_the_time_that_a_package_takes_to_arrive_is_no_difference_of_clocks(host: Host, tmp_path: Path) -> None:
+    host.answers()
+    host._program.write_text(SLOW_SSH.format(python=sys.executable))
+    login = Login("h1", tmp_path)
+    login.open(1.0, "word")
+    try:
+        assert abs(login.clock_offset) < 0.25
+    finally:
+        login.close()

@@ -34,8 +34,7 @@ def train(hosts: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         return cluster
 
     yield run
-    for host in hosts.hosts.values():
-        host.run("rm -rf /root/.keras /root/.config /root/.cache/matplotlib")
+    hosts.remove_what_tensorflow_leaves()
 
 
 def test_the_notebook_trains_there_once_one_cell_is_changed(

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +20,11 @@ import muster
 import pytest
 from click.testing import CliRunner
 from muster.agent import linux, wire
+from muster.commands import inside as inside_command
+from muster.commands.inside import MOST_CONNECTIONS, Forwarding
 from muster.commands.main import main
-from muster.records import control
+from muster.commands.streams import Pump
+from muster.records import control, lookup
 from muster.records.control import open_stream
 
 from tests.plain import Plain
@@ -224,6 +228,91 @@ def test_a_port_that_nobody_listens_on(cluster: muster.Cluster) -> None:
     assert "nothing on this worker takes connections on port 1: connection refused" in answer["closed"]["text"]
     for port in ("x", "0", "70000", "1:2:3"):
         assert CliRunner().invoke(main, ["forward", "last", "worker-0", port]).exit_code == 2
+
+
+def test_a_forwarded_port_that_reaches_itself_is_refused_rather_than_silent(cluster: muster.Cluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with subprocess.Popen(
+        [*MUSTER, "forward", "last", "0", str(port)], stderr=subprocess.PIPE, env=environment()
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == f"127.0.0.1:{port} is port {port} of worker-0; Ctrl-C ends that.\n".encode()
+        with socket.create_connection(("127.0.0.1", port), 10) as connection, contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
+        said = process.stderr.read().decode()
+        assert process.wait(10) == 2
+    assert f"Only this command listens on port {port} of worker-0" in said
+    assert f"muster forward last worker-0 {port}:0" in said
+
+
+def test_it_ends_with_the_run_though_every_connection_hangs(
+    cluster: muster.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the worker's end is gone, and the local program does not read what had come before."""
+    before = threading.active_count()
+    has_ended = threading.Event()
+    copy = Pump.run
+
+    def hang(pump: Pump) -> wire.Closed:
+        has_ended.wait()
+        return copy(pump)
+
+    monkeypatch.setattr(Pump, "run", hang)
+    run = lookup.open_run(cluster.run_id)
+    forwarding = Forwarding(run, "worker-0", int(cluster.logs("worker-0").split()[1]))
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as clients:
+        serving = threading.Thread(target=forwarding.serve, args=(listener,), daemon=True)
+        serving.start()
+        for _ in range(MOST_CONNECTIONS + 1):
+            clients.enter_context(socket.create_connection(listener.getsockname(), 10))
+        time.sleep(0.5)
+        assert serving.is_alive()
+        monkeypatch.setattr(type(run), "status", "succeeded")
+        serving.join(5)
+        assert not serving.is_alive()
+        has_ended.set()
+    eventually(lambda: threading.active_count() == before, "no connection is left")
+
+
+def test_a_client_finds_room_where_others_have_gone_and_the_program_on_the_worker_does_not_care(
+    cluster: muster.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inside_command, "LEFT_SECONDS", 0.2)
+    run = lookup.open_run(cluster.run_id)
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=64) as deaf,
+        socket.create_server(("127.0.0.1", 0), backlog=64) as listener,
+        contextlib.ExitStack() as accepted,
+    ):
+        forwarding = Forwarding(run, "worker-0", deaf.getsockname()[1])
+        serving = threading.Thread(target=forwarding.serve, args=(listener,), daemon=True)
+        serving.start()
+        deaf.settimeout(20)
+        for _ in range(MOST_CONNECTIONS):
+            socket.create_connection(listener.getsockname(), 10).close()
+            accepted.enter_context(deaf.accept()[0])
+        with socket.create_connection(listener.getsockname(), 10) as client:
+            client.sendall(b"here")
+            connection = accepted.enter_context(deaf.accept()[0])
+            assert connection.recv(4, socket.MSG_WAITALL) == b"here"
+        monkeypatch.setattr(type(run), "status", "succeeded")
+        serving.join(5)
+        assert not serving.is_alive()
+
+
+def test_others_may_come_while_it_is_found_whether_connections_go_round(cluster: muster.Cluster) -> None:
+    forwarding = Forwarding(lookup.open_run(cluster.run_id), "worker-0", 1)  # where nothing listens
+    forwarding._came.update(range(20000))
+
+    def come() -> None:
+        for source in range(20000, 20040):
+            forwarding._pass_on(socket.socket(), source)
+
+    coming = threading.Thread(target=come)
+    coming.start()
+    while coming.is_alive():
+        assert not forwarding._goes_round(1)
 
 
 def test_it_ends_with_the_run(cluster: muster.Cluster) -> None:

@@ -1,6 +1,6 @@
 """Whole runs on workers that share no files with the session: what they need is sent, what they leave is got.
 
-Each strategy's own tests run a second time on such workers (``with_and_without_shared_files``).
+Each strategy's own tests run a second time on such workers (``workers_anywhere``).
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -20,15 +19,15 @@ from pathlib import Path
 import muster
 import pytest
 from muster.agent import linux
-from muster.agent.claims import claim, claim_cores, core_numbers
 from muster.agent.guard_clients import guard_address
-from muster.errors import LaunchRefused, PlatformError, ResourceError
-from muster.job import Resources, Status
-from muster.platforms import guard_process, machine
+from muster.errors import LaunchRefused, PlatformError
+from muster.job import Status
+from muster.platforms import guard_process
 from muster.platforms.guard_process import GuardGone
 from muster.platforms.local import LocalPlatform
+from muster.runtime import children
 
-from tests.support import Run, StubSession, eventually, handles_of, is_gone, shell
+from tests.support import InterruptedPopen, Run, StubSession, alarms, eventually, handles_of, is_gone, shell
 
 
 @pytest.fixture
@@ -132,16 +131,11 @@ def test_a_guard_that_was_stopped_goes_on_when_it_is_needed(platform: LocalPlatf
 def test_a_guard_that_is_slow_is_not_said_to_be_gone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard_process, "REPLY_TIMEOUT", 0.5)
     monkeypatch.setattr(guard_process, "CLOSE_TIMEOUT", 0.5)
-    send_signal = subprocess.Popen.send_signal
     platform = LocalPlatform()
     handles = platform.submit([run.spec(process=shell("sleep 600"))], "run")
     assert platform.guard_pid is not None
     with monkeypatch.context() as patched:
-        patched.setattr(  # nobody lets it go on
-            subprocess.Popen,
-            "send_signal",
-            lambda process, number: None if number == signal.SIGCONT else send_signal(process, number),
-        )
+        patched.setattr(children, "send_signal", lambda child, number: None)  # nobody lets it go on
         os.kill(platform.guard_pid, signal.SIGSTOP)
         for _ in range(2):
             with pytest.raises(PlatformError, match=r"has not answered for 0.5 s: this machine is too busy") as error:
@@ -253,100 +247,36 @@ def test_a_forked_child_can_end_nothing(platform: LocalPlatform, run: Run) -> No
 def test_an_interrupt_leaves_the_platform_in_order(platform: LocalPlatform, run: Run) -> None:
     workers = platform.launch([run.spec(process=shell("sleep 600"))])
     interrupted = 0
-    for delay in range(30):
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 0.0001 + delay * 0.00002)
-            platform.poll(handles_of(workers))
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        except KeyboardInterrupt:
-            interrupted += 1
+    with alarms(signal.default_int_handler):
+        for delay in range(30):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0001 + delay * 0.00002)
+                platform.poll(handles_of(workers))
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                interrupted += 1
     assert interrupted
     assert platform.poll(handles_of(workers))[0].name == "worker-0"
 
 
-@pytest.fixture(autouse=True)
-def alarm_interrupts() -> Iterator[None]:
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGALRM, before)
+@pytest.mark.timeout(30)
+def test_an_interrupt_while_the_guard_is_looked_at_leaves_it_to_be_ended(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", InterruptedPopen)
+    platform = LocalPlatform()
+    workers = platform.launch([run.spec(process=shell("sleep 600"))])
+    guard = platform.guard_pid
+    assert guard is not None
+    assert platform.poll(handles_of(workers))[0].name == "worker-0"
+    os.kill(guard, signal.SIGKILL)
+    eventually(lambda: platform.has_lost_guard, "the guard is known to be gone")
+    platform.close()
 
 
 def test_a_scratch_path_too_long_for_sockets(platform: LocalPlatform, run: Run) -> None:
     with pytest.raises(LaunchRefused, match="too long"):
         platform.launch([run.spec(scratch=run.scratch / ("x" * 100))])
-
-
-def test_cores_are_given_to_one_cluster_only(platform: LocalPlatform, run: Run) -> None:
-    cores = machine.cores()
-    if len(cores) < 2:
-        pytest.skip("this machine has one core")
-    show = "import os; print(sorted(os.sched_getaffinity(0))); import time; time.sleep(600)"
-    process = shell(f"exec {sys.executable} -c '{show}'")
-    workers = platform.launch([run.spec(f"worker-{index}", process=process) for index in range(2)])
-    given = [first_line(platform, worker.id) for worker in workers]
-    assert given == [str(cores[:2])] * 2  # the workers of a cluster share its cores
-    rest = LocalPlatform()
-    everything = Resources(cpu=len(cores), memory=0.5)
-    (worker,) = rest.launch([run.spec("worker-2", process=process, resources=everything)])
-    assert eventually(lambda: list(rest.logs(worker.id)), "it has printed") == [str(cores)]  # no claim, no pinning
-    rest.close()
-
-
-def test_claims_end_with_their_holders(tmp_path: Path) -> None:
-    folder = str(tmp_path / "claims")
-    first = claim(folder, ["a", "b", "c"], 2)
-    assert first is not None
-    assert first.devices == ["a", "b"]
-    assert claim(folder, ["a", "b", "c"], 2) is None
-    second = claim(folder, ["a", "b", "c"], 1)
-    assert second is not None
-    assert second.devices == ["c"]
-    first.close()
-    third = claim_cores(folder, [5, 6], [1, 1])
-    assert [core_numbers(held) for held in third] == [[5], [6]]
-    assert [held.devices for held in claim_cores(folder, [5, 6, 7], [1, 1])] == [[], []]
-    assert [held.devices for held in claim_cores(folder, [7], [0.5])] == [[]]
-    for held in (second, *third):
-        held.close()
-
-
-def test_gpus_are_exclusive(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "gpus", lambda: ["GPU-a", "GPU-b"])
-    first, second = LocalPlatform(), LocalPlatform()
-    show = shell("echo $CUDA_VISIBLE_DEVICES; sleep 600")
-    one = Resources(cpu=1, memory=0.5, gpu=1)
-    try:
-        workers = first.launch([run.spec(f"worker-{i}", resources=one, process=show) for i in range(2)])
-        given = {first_line(first, worker.id) for worker in workers}
-        assert given == {"GPU-a", "GPU-b"}
-        with pytest.raises(LaunchRefused, match="other clusters"):
-            second.launch([run.spec("worker-2", resources=one)])
-        with pytest.raises(ResourceError, match="3 GPUs; this machine has 2"):
-            second.launch([run.spec(f"worker-{i}", resources=one) for i in range(3, 6)])
-        with pytest.raises(LaunchRefused, match="worker-8 could not be started: fewer than 1 GPUs are free"):
-            second.submit([run.spec("worker-7"), run.spec("worker-8", resources=one)], "partial")
-        assert second.list() == []
-        eventually(lambda: not [pid for pid in run.processes() if "worker-7" in worker_of(pid)], "the first is stopped")
-        first.stop(handles_of(workers[:1]))
-        eventually(lambda: first.poll(handles_of(workers))[0].status.is_final, "it has stopped")
-        assert second.launch([run.spec("worker-6", resources=one)])
-    finally:
-        first.close()
-        second.close()
-
-
-def test_reads_what_nvidia_smi_says() -> None:
-    listing = textwrap.dedent(
-        """\
-        GPU 0: NVIDIA H200 (UUID: GPU-1f0b2e4c-0000-1111-2222-333344445555)
-          MIG 1g.18gb     Device  0: (UUID: MIG-aaaa-bbbb)
-          MIG 1g.18gb     Device  1: (UUID: MIG-cccc-dddd)
-        GPU 1: NVIDIA H200 (UUID: GPU-2f0b2e4c-0000-1111-2222-333344445555)
-        """
-    )
-    expected = ["MIG-aaaa-bbbb", "MIG-cccc-dddd", "GPU-2f0b2e4c-0000-1111-2222-333344445555"]
-    assert machine.parse_gpus(listing) == expected
-    assert machine.parse_gpus("No devices found.\n") == []
 
 
 @pytest.mark.parametrize("version", ["3.6", "3.7", "3.8", "3.10", "3.12", "3.13"])

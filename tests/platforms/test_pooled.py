@@ -189,6 +189,33 @@ def test_a_run_that_may_goes_on_where_a_worker_of_the_pool_is_replaced(pool: Poo
     assert done.result.values == ["2", "2"]
 
 
+class FailsAsAWhole(Isolated):
+    """A platform like Slurm, which ends all workers once it has noticed that the machine of one has failed."""
+
+    machines_fail_alone = False
+
+
+def test_where_one_machine_takes_all_others_with_it_no_worker_of_the_pool_stays() -> None:
+    isolated()  # skips where there can be none
+    with muster.pool(2, memory=0.5, platform=FailsAsAWhole(), dashboard=False) as pool:
+        before = holders(pool)
+
+        def train(lost: int) -> str:
+            if os.environ["MUSTER_ATTEMPT"] == "1":
+                time.sleep(0.5)
+                if os.environ["MUSTER_WORKER"] == "worker-1":
+                    os.kill(lost, signal.SIGKILL)
+                time.sleep(600)
+            return os.environ["MUSTER_ATTEMPT"]
+
+        done = run(pool, train, kwargs={"lost": before[1]}, restarts=1, from_scratch=True, timeout_seconds=90)
+        assert done.result.values == ["2", "2"]
+        assert done._execution is not None
+        assert done._execution.orchestrator is not None
+        assert not done._execution.orchestrator.platform.machines_fail_alone, "the run itself keeps none, either"
+        assert set(before).isdisjoint(holders(pool))
+
+
 def test_a_run_that_takes_too_much_memory_costs_the_pool_nothing(pool: Pool) -> None:
     before = holders(pool)
 

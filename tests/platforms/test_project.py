@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -103,6 +105,37 @@ print("written", flush=True)
 
 def below(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+TYPED = """
+import os, sys, traceback
+sys.path[:0] = {path!r}
+import muster
+from tests.plain import Plain
+from tests.platforms.apart import Apart
+
+def train():
+    import inspect
+    print(inspect.getsource(train).splitlines()[0])
+    raise ValueError("a bad batch")
+
+if __name__ == "__main__":
+    platform = Apart(os.getcwd())
+    try:
+        muster.run_cluster(1, worker_script=train, strategy=Plain(), platform=platform, memory=0.5)
+    except muster.RunFailed as error:
+        print(error.details)
+    platform.close()
+    print(muster.open_run().logs("worker-0"))
+"""
+
+
+def test_the_source_of_a_function_goes_along_where_its_file_is_not(project: Path, platform: Apart) -> None:
+    """TensorFlow compiles a function from its source, and tracebacks quote it."""
+    (project / "typed.py").write_text(TYPED.format(path=sys.path))
+    done = subprocess.run([sys.executable, "typed.py"], capture_output=True, text=True, check=True)
+    assert done.stdout.count('    raise ValueError("a bad batch")\n') == 2, done.stdout
+    assert "\ndef train():\n" in done.stdout
 
 
 def test_files_are_collected_also_after_a_failure(launch: Callable[..., muster.Cluster], project: Path) -> None:

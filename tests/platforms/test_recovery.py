@@ -41,5 +41,22 @@ def test_a_container_that_is_killed_is_replaced(engine: Podman, folder: Path) ->
     eventually(lambda: engine.left_behind() == [], "nothing is left", timeout=30)
 
 
+def test_with_a_node_of_slurms_that_is_lost_all_of_its_job_is_launched_anew(slurm: Engine, folder: Path) -> None:
+    """Slurm ends the job of a lost node, with the workers on its other nodes, only once it has noticed the loss."""
+
+    def lose(running: muster.Cluster) -> None:
+        (before,) = slurm.left_behind()
+        slurm.power_off("n2")
+        # The engine notices it in seconds, clusters in minutes: what was submitted must go by itself.
+        eventually(lambda: before not in slurm.left_behind() and slurm.left_behind(), "another job", timeout=60)
+        slurm.power_on("n2")
+
+    try:
+        recovers(lose, are_all_new=True, platform="slurm", nodes="2", env={"KEPT": str(folder.parent)})
+    finally:
+        if slurm.is_off("n2"):
+            slurm.power_on("n2")
+
+
 def test_a_task_of_slurms_that_is_told_to_end_is_replaced(slurm: Engine, folder: Path) -> None:
     recovers(take_away, platform="slurm", nodes="2", env={"KEPT": str(folder.parent)})

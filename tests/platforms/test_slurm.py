@@ -160,7 +160,7 @@ def test_a_job_that_waits_says_why_and_one_that_is_held_is_given_up(project: Pat
 
     def look(event: Event) -> None:
         seen.append(event)
-        if event.kind == "note" and "Resources" in event.data["text"]:
+        if "Resources" in str(event.data.get("reason")):
             slurm.run("scancel", other)
 
     run("train.py", observers=[look])
@@ -176,8 +176,8 @@ def test_a_job_waits_for_a_node_that_is_drained(project: Path, slurm: Engine) ->
     told: list[str] = []
 
     def look(event: Event) -> None:
-        if event.kind == "note" and "nodes that it needs are down, drained" in event.data["text"]:
-            told.append(event.data["text"])
+        if "nodes that it needs are down, drained" in str(event.data.get("reason")):
+            told.append(event.data["reason"])
             slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME")
 
     slurm.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=a new disk")
@@ -306,6 +306,19 @@ def test_where_the_project_is_shared_nothing_is_sent(project: Path, slurm: Engin
     assert run("train.py", shared=True).logs("worker-1") == f"{project}\n"
 
 
+def test_workers_that_have_their_nodes_for_themselves_may_have_as_much_memory_as_these(
+    project: Path, slurm: Engine
+) -> None:
+    (project / "train.py").write_text("print('done')\n")
+    assert run("train.py", memory=5, sbatch_args=("--exclusive",)).logs("worker-1") == "done\n"
+
+
+def test_workers_on_nodes_of_their_own_are_on_as_many_as_their_memory_needs(project: Path, slurm: Engine) -> None:
+    (project / "train.py").write_text("import os\nprint(os.environ['MUSTER_ADDRESS'])\n")
+    found = run("train.py", memory=5, nodes=None, sbatch_args=("--exclusive",))
+    assert found.logs("worker-0") != found.logs("worker-1")
+
+
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
@@ -316,6 +329,7 @@ def test_where_the_project_is_shared_nothing_is_sent(project: Path, slurm: Engin
         ({"n": 9}, ResourceError, "9 workers ask for 9 cores together; all nodes that this platform has .main. have 8"),
         ({"memory": 9}, ResourceError, "asks for 8648 MiB of memory"),
         ({"nvidia_gpu": 1}, ResourceError, "asks for 1 GPUs"),
+        ({"nodelist": "n9"}, LaunchRefused, "no node of that name. Slurm says: Invalid node name"),
         ({"constraint": "fast"}, LaunchRefused, "no node has these features. Slurm says: Invalid feature"),
         ({"sbatch_args": ("--output=x",)}, JobError, "is Muster's to say"),
     ],

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import threading
 import time
 import types
@@ -109,6 +110,20 @@ def test_a_clock_that_is_set_changes_nothing_about_jobs(
     fake.queue("7|RUNNING|None|N/A|main|none")
     assert state_of(worker, made, replace(task, seen_at=time.monotonic()), None).status is Status.RUNNING
     assert state_of(worker, made, task, None).status is Status.STOPPED
+
+
+@pytest.mark.parametrize("told", [{"signal": signal.SIGTERM}, {"exit_code": 128 + signal.SIGTERM}])
+def test_a_process_that_slurm_s_signal_has_ended_was_cancelled_with_its_job(
+    told: dict[str, int], fake: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a shell reports the signal of its command as an exit status."""
+    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    made = Submission(Path("/nowhere"))
+    made.job, made.names = "7", ["worker-0"]
+    fake.queue("7|CANCELLED|None|N/A|main|none")
+    fake.says("scontrol", "JobId=7 JobState=CANCELLED Reason=None ExitCode=0:15\n")
+    task = Task(node="n1", at=1.0, outcome={"status": Status.FAILED, **told}, told_at=2.0)
+    assert state_of(Worker("7.0@/nowhere", "worker-0", created_at=1.0), made, task, None).cause is EndCause.CANCELLED
 
 
 def test_a_job_whose_processes_end_as_slurm_asks_them_to_has_made_way(
@@ -234,6 +249,9 @@ def test_limits_of_accounts_and_qos_are_told_while_a_job_waits(reason: str, word
         ("sbatch: error: Batch job submission failed: User's group not permitted to use this partition",
          "no such partition, or not for you"),
         ("sbatch: error: Batch job submission failed: Job in progress of something", "Job in progress of something"),
+        ("sbatch: error: Batch job submission failed: Invalid node name specified", "no node of that name"),
+        ('sbatch: error: "x" is not a valid node count', "no number of nodes"),
+        ("sbatch: unrecognized option '--bogus=1'", "no such option"),
     ],
 )  # fmt: skip
 def test_what_sbatch_refuses_is_told_by_its_cause(fake: StandIn, said: str, words: str) -> None:
@@ -241,6 +259,20 @@ def test_what_sbatch_refuses_is_told_by_its_cause(fake: StandIn, said: str, word
     with pytest.raises(LaunchRefused, match="The job could not be submitted: ") as refused:
         commands.ask("sbatch", what="The job could not be submitted", worker="worker-0")
     assert words in refused.value.message
+
+
+def test_a_step_that_does_not_fit_in_the_job_of_the_session_says_what_to_change(tmp_path: Path) -> None:
+    made = Submission(tmp_path)
+    made.job, made.names, made.is_step = "7", ["worker-0"], True
+    (tmp_path / "output").write_text(
+        "srun: error: Unable to create step for job 7: Memory required by task is not available\n"
+    )
+    ended = subprocess.Popen(["false"])
+    ended.wait()
+    worker = state_of(Worker(f"7.0@{tmp_path}", "worker-0", created_at=1.0), made, None, ended)
+    assert str(worker.reason).startswith("Its step could not be started: the job that this session runs in has not so")
+    assert "Memory required by task is not available" in str(worker.reason)
+    assert "less memory=" in str(worker.advice)
 
 
 def test_memory_that_only_the_step_ran_out_of(fake: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

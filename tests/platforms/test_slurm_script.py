@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
+import marshal
 import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
-import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from muster.agent import removal
+from muster.agent import frames, removal, unpacking
 from muster.errors import JobError
 from muster.job import Resources
+from muster.platforms import agent_package
+from muster.platforms.agent_package import packed_agent
 from muster.platforms.slurm.platform import SlurmPlatform
 from muster.platforms.slurm.script import SiteOptions, batch_script, check_raw, variables
-from muster.platforms.workbench import agent_files
 
 
 def script_of(folder: str = "/shared/muster", **flags: str) -> str:
@@ -37,6 +39,14 @@ def test_a_script_is_directives_and_one_command() -> None:
     assert "#SBATCH '--gres=gpu:a 100:1'" in lines
     assert lines[-2] == "umask 077"
     assert shlex.split(lines[-1])[:2] == ["exec", "srun"]
+
+
+def test_a_job_that_has_its_nodes_for_itself_has_all_their_memory() -> None:
+    site = SiteOptions(raw=["--exclusive"])
+    *directives, command = batch_script("/shared", "muster-a", "me", [Resources(1, 3)] * 2, site).splitlines()
+    assert "#SBATCH --mem=0" in directives
+    assert not any("--mem-per-cpu" in line for line in directives)
+    assert "--mem-per-cpu=2926M" in command  # of each worker's task
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r", "\0", "\x0b", "\u2028", "\x1b[2J", "\\"])
@@ -113,11 +123,10 @@ def test_workers_of_several_sizes_are_parts_of_one_job() -> None:
 def test_a_task_that_is_to_end_before_its_agent_runs_tells_its_end(
     tmp_path: Path, agent: str, end: dict[str, Any]
 ) -> None:
-    package = io.BytesIO()
-    with zipfile.ZipFile(package, "w") as file:
-        file.writestr("agent/worker.py", f"import signal, time\ndef main(path):\n    {agent}\n")
-        for name in ("__init__.py", "removal.py"):
-            file.writestr(f"agent/{name}", Path(removal.__file__).with_name(name).read_text())
+    files = {"worker.py": f"import signal, time\ndef main(path):\n    {agent}\n".encode()}
+    for name in ("__init__.py", "forking.py", "linux.py", "removal.py"):
+        files[name] = Path(removal.__file__).with_name(name).read_bytes()
+    package = zlib.compress(marshal.dumps({"": files}))
     (tmp_path / "worker-0.stop").touch()
     program = (
         "import base64, os, signal, sys; from muster.agent import slurm_bootstrap as bootstrap\n"
@@ -130,27 +139,48 @@ def test_a_task_that_is_to_end_before_its_agent_runs_tells_its_end(
         "package = unpacked(base64.b64decode(sys.argv[2]), 'muster-agent-')\n"
         "bootstrap.become_worker(package, sys.argv[1], '127.0.0.1')\n"
     )
-    source = base64.b64encode(package.getvalue()).decode()
+    source = base64.b64encode(package).decode()
     command = [sys.executable, "-c", program, str(tmp_path), source, *(["signal"] if "signal" in end else [])]
     assert subprocess.run(command, env={**os.environ, "SLURM_PROCID": "0"}, timeout=50).returncode == 1
     told = [json.loads(line) for line in (tmp_path / "worker-0.news").read_text().splitlines()]
     assert end.items() <= told[-1].items()
 
 
-def test_the_session_s_interpreter_runs_what_that_has_compiled_and_any_other_the_source(
-    tmp_path: Path, other_python: str
+def test_interpreters_of_the_session_s_version_run_what_that_has_compiled_and_others_the_source(
+    tmp_path: Path, other_python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed = base64.b64decode(agent_files.packed_agent(has_bytecode=True))
-    zipfile.ZipFile(io.BytesIO(packed)).extractall(tmp_path)
-    source = tmp_path / "agent" / "removal.py"
-    source.write_text(f"{source.read_text()}\nprint('compiled anew')\n")
-    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import agent.removal"
+    monkeypatch.setattr(sys, "version", "as of another build or patch release")
+    (tmp_path / "packed").write_bytes(agent_package._packed.__wrapped__(True))
+    program = (
+        Path(unpacking.__file__).read_text() + "import pathlib\n"
+        "folder = sys.argv[1] + '/' + str(sys.version_info.minor)\n"
+        "os.mkdir(folder)\n"
+        "unpack(pathlib.Path(sys.argv[1], 'packed').read_bytes(), folder)\n"
+        "sys.path.insert(0, folder)\n"
+        "import agent.worker\n"
+        "print(os.path.basename(agent.worker.__file__), os.path.exists(agent.worker.__cached__))\n"
+    )
 
     def said(python: str) -> str:
-        return subprocess.run([python, "-B", "-I", "-c", program], capture_output=True, text=True, check=True).stdout
+        command = [python, "-B", "-I", "-c", program, str(tmp_path)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    assert said(sys.executable) == ""
-    assert said(other_python) == "compiled anew\n"
+    assert said(sys.executable) == "worker.py True\n"
+    assert said(other_python) == "worker.py False\n"
+
+
+def test_a_template_of_either_interpreter_finds_the_package(tmp_path: Path, other_python: str) -> None:
+    unpacking.unpack(packed_agent(has_bytecode=True), str(tmp_path))
+    for python in (sys.executable, other_python):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            argv = [python, str(tmp_path / "agent" / "__main__.py"), "template", str(theirs.fileno()), python]
+            with subprocess.Popen(argv, env={"PATH": os.environ["PATH"]}, pass_fds=[theirs.fileno()]) as template:
+                theirs.close()
+                ours.settimeout(20)
+                ours.sendall(frames.encode("import", imports=[]))
+                assert b"ready" in ours.recv(1000)
+                template.kill()
 
 
 def test_a_folder_is_no_pattern_of_slurm_s() -> None:
@@ -166,3 +196,14 @@ def test_variables_that_sbatch_would_take_for_options_do_not_undo_the_script_s()
     }  # fmt: skip
     kept = variables(environ, SiteOptions(flags={"partition": "main"}))
     assert sorted(kept) == ["PATH", "SBATCH_ACCOUNT", "SBATCH_EXCLUSIVE"]
+
+
+def test_a_child_forked_while_a_package_is_packed_packs_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_package, "_packed", lambda has_bytecode: b"packed")
+    with agent_package._packing:
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(5)
+            os._exit(packed_agent() != b"packed")
+    assert os.waitpid(child, 0)[1] == 0

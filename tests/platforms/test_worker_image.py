@@ -77,6 +77,21 @@ def test_workers_in_it_train_over_horovodrun(podman: Podman, tmp_path: Path, mon
     assert cluster.result.metrics["test_accuracy"] > 0.9
 
 
+def test_agents_start_the_ranks_in_it(podman: Podman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its python3 is in an environment of its own, which only the image's PATH has."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(
+        "import sys, horovod.tensorflow as hvd\nhvd.init()\nprint(hvd.rank(), hvd.size(), sys.prefix)\n"
+    )
+    cluster = muster.run_cluster(
+        2, strategy="horovod", launcher="agents", worker_script="train.py", memory=3, timeout_seconds=240,
+        platform="containers", image=IMAGE,
+    ).cluster  # fmt: skip
+    assert [cluster.logs(f"worker-{rank}").splitlines()[-1] for rank in range(2)] == [
+        f"{rank} 2 /opt/worker" for rank in range(2)
+    ]
+
+
 def test_it_holds_no_key_and_nothing_of_muster_and_its_user_is_an_ordinary_one(podman: Podman) -> None:
     look = "id -u; find / -xdev '(' -name 'ssh_host_*' -o -name authorized_keys -o -name 'muster*' ')' 2> /dev/null"
     printed = podman.run("run", "--rm", "--network=none", IMAGE, "sh", "-c", f"{look}; true")

@@ -21,7 +21,7 @@ from muster.job import Job, Member, Plan, Script
 from muster.strategies import STRATEGIES, get_strategy
 from muster.strategies.base import Facts, Strategy
 from muster.strategies.horovod import Horovod, HorovodFacts
-from muster.strategies.mpi import MPI
+from muster.strategies.mpi import MAY_HANG, MPI
 from muster.strategies.mpiexec import find_mpiexec
 from muster.strategies.multi_worker import MultiWorker
 from muster.strategies.parameter_server import ParameterServer
@@ -176,7 +176,7 @@ def test_what_is_meant_for_parameter_servers_is_refused_by_the_others(strategy: 
         strategy.roles(job)
 
 
-@pytest.mark.parametrize("slots", [0, -1, True, 1.5, "2"])
+@pytest.mark.parametrize("slots", [0, -1, True, 1.5, "2", 3 * 10**9])
 @pytest.mark.parametrize("strategy", [Horovod, MPI, Processes])
 def test_absurd_numbers_of_slots_are_refused(strategy: Any, slots: Any) -> None:
     with pytest.raises(JobError, match="slots="):
@@ -234,6 +234,15 @@ class TestHorovod:
         assert plan.ranks == {0: "worker-0", 1: "worker-0", 2: "worker-1", 3: "worker-1"}
         assert plan.files["hostfile"] == "127.1.1.1 slots=2\n127.1.1.2 slots=2\n"
         assert plan.files["known_hosts"].splitlines()[1] == "[127.1.1.2]:2222 ssh-ed25519 KEY2"
+
+    @pytest.mark.parametrize(("address", "said"), [("10.7.0.1", ["--address=10.7.0.1"]), ("fd00::1", [])])
+    def test_ranks_reach_the_session_at_its_address_unless_that_is_one_of_ipv6(
+        self, address: str, said: list[str]
+    ) -> None:
+        strategy = Horovod()
+        plan = strategy.plan(JOB, members(JOB, strategy), replace(facts(JOB, strategy), session_host=address))
+        assert plan.launcher is not None
+        assert [word for word in plan.launcher.prestart if word.startswith("--address=")] == said
 
     def test_where_the_workers_ssh_ports_differ_ssh_knows_each(self) -> None:
         strategy, job = Horovod(), JOB
@@ -363,6 +372,64 @@ class TestMpi:
             "/py -I -S /tmp/scratch/lib/mpi_rank.py /py -u /tmp/scratch/lib/runner.py program /scripts/train.py"
         )
         assert plan.files["hostfile"] == "127.1.1.1:1\n127.1.1.2:1\n"
+
+    @pytest.mark.parametrize(
+        ("flavour", "interface", "launcher_at", "said"),
+        [
+            ("Open MPI", None, "session", "--mca oob_tcp_if_include 10.7.0.0/28 --mca btl_tcp_if_include eth0 "),
+            ("Open MPI", None, "worker-0", "--mca oob_tcp_if_include eth0 --mca btl_tcp_if_include eth0 "),
+            ("Open MPI", "eth0", "session", "--mca oob_tcp_if_include eth0 --mca btl_tcp_if_include eth0 "),
+            ("MPICH", None, "session", " -localhost 10.7.0.1 -wdir / "),
+            ("MPICH", None, "worker-0", " -iface eth0 -wdir / "),
+            ("MPICH", "eth0", "session", " -iface eth0 -wdir / "),
+        ],
+    )
+    def test_the_session_need_not_have_the_workers_interface(
+        self, mpiexecs: dict[str, str], flavour: str, interface: str | None, launcher_at: str, said: str
+    ) -> None:
+        strategy = MPI(mpiexec=mpiexecs[flavour], network_interface=interface)
+        there = [
+            replace(member, host=f"10.7.0.{number}", interfaces=("eth0",))
+            for number, member in zip((2, 9), members(JOB, strategy), strict=True)
+        ]
+        known = replace(facts(JOB, strategy), session_host="10.7.0.1", launcher_at=launcher_at)
+        plan = strategy.plan(JOB, there, known)
+        assert plan.launcher is not None
+        assert said in shlex.join(plan.launcher.argv)
+
+    @pytest.mark.parametrize(
+        ("version", "device", "workers", "interface", "is_told"),
+        [
+            ("4.0.2", "ch4:ucx", 2, "eth0", True),
+            ("4.1.3", "ch4:ucx", 2, "eth0", True),
+            ("3.4", "ch4:ucx", 2, "eth0", True),
+            ("4.0.2", "ch4:ofi", 2, "eth0", False),
+            ("4.2.0", "ch4:ucx", 2, "eth0", False),
+            ("4.10", "ch4:ucx", 2, "eth0", False),
+            ("4.0.2", "ch4:ucx", 1, "eth0", False),
+            ("4.0.2", "ch4:ucx", 2, "lo", False),
+        ],
+    )
+    def test_an_mpich_that_may_hang_between_machines_is_told(
+        self, tmp_path: Path, version: str, device: str, workers: int, interface: str, is_told: bool
+    ) -> None:
+        mpiexec = tmp_path / "mpiexec"
+        said = f"HYDRA build details:\n    Version:     {version}\n    Configure options:  '--with-device={device}'"
+        mpiexec.write_text(f"#!/bin/sh\ncat << end\n{said}\nend\n")
+        mpiexec.chmod(0o755)
+        strategy = MPI(mpiexec=str(mpiexec), network_interface=interface)
+        plan = strategy.plan(JOB, members(JOB, strategy)[:workers], facts(JOB, strategy))
+        assert plan.notes == ((MAY_HANG,) if is_told else ())
+
+    @pytest.mark.parametrize("flavour", ["Open MPI", "MPICH"])
+    def test_of_a_session_with_an_ipv6_address_it_takes_the_interface(
+        self, mpiexecs: dict[str, str], flavour: str
+    ) -> None:
+        strategy = MPI(mpiexec=mpiexecs[flavour])
+        there = [replace(member, host="10.7.0.2", interfaces=("eth0",)) for member in members(JOB, strategy)]
+        plan = strategy.plan(JOB, there, replace(facts(JOB, strategy), session_host="fd00::1"))
+        assert plan.launcher is not None
+        assert "fd00" not in shlex.join(plan.launcher.argv)
 
     def test_the_users_arguments_win(self, mpiexecs: dict[str, str]) -> None:
         mpi_args = ("--bind-to", "core", "--mca", "btl", "tcp,vader,self")

@@ -21,13 +21,13 @@ RENDEZVOUS = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
 import horovod_launcher
-horovod_launcher.listen_where_the_ranks_are_told()
+horovod_launcher.listen_where_the_ranks_are_told(sys.argv[2])
 from horovod.runner.http.http_server import RendezvousServer
 from horovod.runner.util import network
 told = network.get_driver_ip(["lo"])
 server = RendezvousServer()
 port = server.start()
-print(told, server._httpd.socket.getsockname() == ("127.0.0.1", port), flush=True)
+print(told, server._httpd.socket.getsockname()[0], server._httpd.server_port == port, flush=True)
 os._exit(0)  # its thread would go on
 """
 
@@ -79,12 +79,22 @@ def test_logins_end_with_the_launcher(launcher: subprocess.Popen[str], end: sign
     eventually(lambda: is_gone(server), "the end of what has started it")
 
 
-def test_the_rendezvous_listens_where_the_ranks_are_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "told", "listens"),
+    [
+        ("", "127.0.0.1", "127.0.0.1"),  # that of the interface
+        ("127.0.0.2", "127.0.0.2", "127.0.0.2"),
+        ("192.0.2.1", "192.0.2.1", "0.0.0.0"),  # of a router that passes connections on to this machine
+        ("session.invalid", "session.invalid", "0.0.0.0"),  # a name that only the workers know
+    ],
+)
+def test_the_rendezvous_listens_where_the_ranks_are_told(tmp_path: Path, given: str, told: str, listens: str) -> None:
     pytest.importorskip("horovod")
     shutil.copy(LAUNCHER, tmp_path)  # as a run does
-    argv = [sys.executable, "-c", RENDEZVOUS, str(tmp_path)]
+    argv = [sys.executable, "-c", RENDEZVOUS, str(tmp_path), given]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
-    assert done.stdout.split() == ["127.0.0.1", "True"], done.stderr
+    assert done.stdout.splitlines()[-1] == f"{told} {listens} True", done.stderr
+    assert ("is not an address of this machine" in done.stdout) == (listens == "0.0.0.0")
 
 
 def test_what_tensorflow_tells_of_itself_is_not_among_the_launchers_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from muster.platforms import machine
 
 from tests.support import command_line, descendants_of, eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("workers_elsewhere")]
 
 OF_THE_RUN = {"HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_HOSTNAME"}
 LAUNCHERS = ["horovodrun", "agents"]
@@ -42,7 +42,7 @@ def wait(folder: Path) -> Path:
     """A script whose ranks say that they are ready, and wait."""
     script = folder / "wait.py"
     script.write_text(
-        "import time\ndef wait_for_ever(): time.sleep(600)\nprint('ready', flush=True)\nwait_for_ever()\n"
+        "import time\ndef wait_for_ever():\n    print('ready', flush=True)\n    time.sleep(600)\nwait_for_ever()\n"
     )
     return script
 
@@ -104,7 +104,12 @@ def test_the_rank_that_failed_is_named_and_the_others_are_ended(
 @either_way
 def test_each_rank_has_its_log_and_its_stacks_and_all_can_be_stopped(wait: Path, launcher: str) -> None:
     cluster = run(wait, launcher=launcher, slots=2, wait=False)
-    eventually(lambda: all("ready" in cluster.logs(f"rank-{rank}") for rank in range(4)), "all run", 30)
+    eventually(lambda: all(cluster.logs(f"worker-{n}").count("ready") == 2 for n in range(2)), "all run", 30)
+    started = EventKind.PROCESS_STARTED
+    eventually(
+        lambda: [event.kind for event in muster.open_run(cluster.run_id).events()].count(started) == 4,
+        "the session knows all ranks",
+    )
     stacks = cluster.stacks()
     cluster.stop()
     assert sorted(stacks) == [f"rank {rank} (worker-{rank // 2})" for rank in range(4)]
@@ -123,6 +128,7 @@ def test_a_rendezvous_server_that_is_killed_is_named_and_nothing_is_left(wait: P
     assert linux.marked("MUSTER_RUN_ID", cluster.run_id) == []
 
 
+@pytest.mark.usefixtures("only_here")
 def test_the_rendezvous_server_listens_on_its_workers_address_alone_and_no_worker_runs_sshd(wait: Path) -> None:
     cluster = run(wait, launcher="agents", wait=False)
     try:
@@ -149,6 +155,7 @@ def horovodrun_listens_on() -> set[str]:
     return found
 
 
+@pytest.mark.usefixtures("only_here")
 def test_the_rendezvous_of_horovodrun_listens_on_the_address_of_its_interface_alone(wait: Path) -> None:
     cluster = run(wait, launcher="horovodrun", wait=False, timeout_seconds=600, run_timeout=None)
     try:
@@ -161,6 +168,7 @@ def test_the_rendezvous_of_horovodrun_listens_on_the_address_of_its_interface_al
         cluster.stop()
 
 
+@pytest.mark.usefixtures("only_here")
 @pytest.mark.parametrize(
     ("sshd", "why"),
     [(None, "this machine has none"), ("echo 'bad configuration' >&2; exit 1", "its sshd ended by itself")],

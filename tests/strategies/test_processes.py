@@ -10,8 +10,9 @@ import muster
 import pytest
 from muster.errors import RunFailed, RunNotFound, ScriptFailed, WorkerKilled
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("with_and_without_shared_files")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("workers_anywhere")]
 
+SHARES_FILES = ("shared files", "slurm")
 PLACE = ("MUSTER_RANK", "MUSTER_LOCAL_RANK", "MUSTER_WORLD_SIZE", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
@@ -22,14 +23,14 @@ def run(worker_script: Any, n_workers: int = 1, **options: Any) -> muster.Cluste
     return cluster
 
 
-def test_workers_see_the_runs_folder_only_where_files_are_shared(with_and_without_shared_files: bool) -> None:
+def test_workers_see_the_runs_folder_only_where_files_are_shared(workers_anywhere: str) -> None:
     def look() -> bool:
         import os
         from pathlib import Path
 
         return any(Path(os.environ["HOMES"]).glob("runs/*/*"))
 
-    assert run(look, env={"HOMES": os.environ["MUSTER_HOME"]}).result.value is with_and_without_shared_files
+    assert run(look, env={"HOMES": os.environ["MUSTER_HOME"]}).result.value is (workers_anywhere in SHARES_FILES)
 
 
 def test_each_rank_knows_its_place_and_its_value_comes_back() -> None:
@@ -128,6 +129,7 @@ def test_the_log_of_a_workers_only_rank_is_its_workers() -> None:
         cluster.logs("rank-2")
 
 
+@pytest.mark.usefixtures("only_here")
 def test_each_rank_sees_one_gpu_of_its_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def visible() -> str:
         import os
@@ -136,10 +138,13 @@ def test_each_rank_sees_one_gpu_of_its_worker(tmp_path: Path, monkeypatch: pytes
 
     stand_in = tmp_path / "bin" / "nvidia-smi"
     stand_in.parent.mkdir()
-    stand_in.write_text('#!/bin/sh\n[ "$1" = -L ] && for n in a b; do echo "GPU 0: Tesla T4 (UUID: GPU-$n)"; done\n')
+    first, second = f"GPU-{os.getpid()}-0", f"GPU-{os.getpid()}-1"  # which no other test claims at the same time
+    stand_in.write_text(
+        f'#!/bin/sh\n[ "$1" = -L ] && for n in {first} {second}; do echo "GPU 0: Tesla T4 (UUID: $n)"; done\n'
+    )
     stand_in.chmod(0o755)
     monkeypatch.setenv("PATH", f"{stand_in.parent}{os.pathsep}{os.environ['PATH']}")
-    assert run(visible, slots=3, nvidia_gpu=2).result.values == ["GPU-a", "GPU-b", "GPU-a"]
+    assert run(visible, slots=3, nvidia_gpu=2).result.values == [first, second, first]
 
 
 def test_one_that_is_over_does_not_end_the_others() -> None:

@@ -101,7 +101,8 @@ def test_a_script_that_fails_is_named_with_its_traceback(workbench_session: Work
 def test_horovodrun_starts_its_ranks_over_ssh(workbench_session: WorkbenchSession, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(ALLREDUCE)
-    cluster = muster.run_cluster(2, worker_script=script, strategy="horovod", memory=4, timeout_seconds=120).cluster
+    options: dict[str, Any] = {"strategy": "horovod", "launcher": "horovodrun", "memory": 4, "timeout_seconds": 120}
+    cluster = muster.run_cluster(2, worker_script=script, **options).cluster
     assert " -p 2222 " in cluster.command
     assert cluster.logs("worker-0") == cluster.logs("worker-1") == "sum 3.0\n"
     assert_nothing_left(workbench_session)

@@ -9,6 +9,7 @@ from typing import Any
 
 from muster.agent.fields import one_of, optional, text, whole
 from muster.agent.places import is_symbolic, resolve, symbol
+from muster.errors import JobError
 from muster.job import Process, Status, WorkerSpec
 
 LOG_CAP = 64 << 20  # bytes
@@ -22,8 +23,15 @@ ENDS = {
 
 
 def default_log_cap() -> int:
-    """Return the largest size of a worker's log in bytes: ``MUSTER_LOG_CAP`` of the environment, or else 64 MiB."""
-    return int(os.environ.get("MUSTER_LOG_CAP") or LOG_CAP)
+    """Return the largest size of a worker's log in bytes: ``MUSTER_LOG_CAP`` of the environment, or else 64 MiB.
+
+    Raises:
+        JobError: the variable is no such number.
+    """
+    cap = os.environ.get("MUSTER_LOG_CAP") or str(LOG_CAP)
+    if not cap.isdecimal() or not int(cap):
+        raise JobError(f"MUSTER_LOG_CAP is {cap!r} in the environment; it must be a number of bytes, in digits alone.")
+    return int(cap)
 
 
 def agent_config(spec: WorkerSpec, cap: int, places: Mapping[str, str] | None = None) -> dict[str, Any]:

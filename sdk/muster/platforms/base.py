@@ -7,16 +7,16 @@ import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
 from muster.errors import PlatformError, PlatformUnsupported
 from muster.job import Resources, Worker, WorkerSpec
+from muster.text.frozen import frozen
 
 BACKOFF = 1.3  # factor by which the time between polls grows after a poll that has found no change
-POLLED_PER_SECOND = 5000  # workers: each takes microseconds to check, and agents report their ends by themselves
+POLLED_PER_SECOND = 2000  # workers: each takes microseconds to check, and agents report their ends by themselves
 
 
 class Storage(str, Enum):
@@ -34,7 +34,7 @@ class Cleaned(NamedTuple):
     left: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class Reach:
     """Addresses by which the agents of a platform's workers reach the session.
 
@@ -145,6 +145,7 @@ class Platform(ABC):
         keeps_templates: whether it keeps, from one run to the next, a process that has imported what scripts import.
         launches_there: whether launchers run on the first worker even where agents dial the session: the session's
             machine may be on networks that the workers are not on, and launchers might choose one of those.
+        machines_fail_alone: whether workers stay where the machine of another one fails.
     """
 
     name: str
@@ -155,6 +156,7 @@ class Platform(ABC):
     python: str = ""
     launches_there: bool = False
     keeps_templates: bool = False
+    machines_fail_alone: bool = True
 
     def describe(self) -> str:
         """Return, in words, where the workers run: the platform's name, and other facts that a plan shows."""

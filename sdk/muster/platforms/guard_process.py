@@ -9,12 +9,14 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from muster.agent import frames
 from muster.errors import PlatformError
+from muster.runtime import children
 from muster.runtime.forks import close_in_children
 
 AGENT_PROGRAM = Path(__file__).resolve().parent.parent / "agent" / "__main__.py"
@@ -54,7 +56,7 @@ class GuardProcess:
     @property
     def is_running(self) -> bool:
         """True until the guard has ended."""
-        return self._process.poll() is None
+        return not children.has_ended(self._process)
 
     @property
     def is_ours(self) -> bool:
@@ -75,7 +77,7 @@ class GuardProcess:
                 advice="make a platform in the child",
             )
         with contextlib.suppress(OSError):
-            self._process.send_signal(signal.SIGCONT)  # a guard that is stopped could neither answer nor end
+            children.send_signal(self._process, signal.SIGCONT)  # a guard that is stopped could neither answer nor end
         answer = _uninterrupted(lambda: self._exchange(request, fields))
         if "error" in answer:
             raise PlatformError(f"The workers' guard failed: {answer['error']}")
@@ -85,15 +87,23 @@ class GuardProcess:
         """End the guard with its workers, wait until it is gone, and return whether it had finished by itself."""
         with contextlib.suppress(PlatformError):
             self.ask("close")
-        self._socket.close()
         if not self.is_ours:
+            self._socket.close()
             return False
-        try:
-            return self._process.wait(CLOSE_TIMEOUT) == 0
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        deadline = time.monotonic() + CLOSE_TIMEOUT
+        self._hang_up(CLOSE_TIMEOUT)
+        if not children.ends_within(self._process, deadline - time.monotonic()):
+            children.kill(self._process)
             return False
+        return self._process.returncode == 0
+
+    def _hang_up(self, seconds: float) -> None:
+        """Hang up, and wait until the guard has, too: ``Popen.wait`` with a time limit only looks now and then."""
+        with self._socket, contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+            self._socket.settimeout(seconds)
+            while self._socket.recv(1 << 16):  # a late answer
+                pass
 
     def _start(self, descriptor: int) -> subprocess.Popen[bytes]:
         # In a session of its own, so that interrupting the notebook's process group does not reach it.

@@ -13,10 +13,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from muster.agent import linux
+from muster.agent import leftovers, linux
 from muster.agent.places import is_symbolic, resolve
 from muster.agent.ports import random_loopback_address
 from muster.agent.removal import remove_folder
@@ -27,7 +28,6 @@ from muster.platforms import guards, machine
 from muster.platforms.agents import agent_config, default_log_cap
 from muster.platforms.base import Platform, Storage, cores_in_words, memory_in_words, read_log
 from muster.platforms.guard_process import GuardGone, GuardProcess
-from muster.records.folders import muster_home
 from muster.records.scratch import make_scratch, scratch_of_this_session
 from muster.text.arguments import Argument, ArgumentText
 
@@ -119,8 +119,11 @@ class LocalPlatform(Platform):
                 _make_folders(spec)
             answer = self._ask_for_agents(specs, run_key, gpus, sshd)
         except BaseException:
-            for spec in specs:
-                remove_folder(spec.scratch)
+            try:
+                self._stop_unheard(specs)
+            finally:
+                for spec in specs:
+                    remove_folder(spec.scratch)
             raise
         workers = [guards.worker_of(facts) for facts in answer["workers"]]
         self._workers.update((worker.id, worker) for worker in workers)
@@ -190,7 +193,7 @@ class LocalPlatform(Platform):
             run_key=run_key,
             session=[os.getpid(), linux.start_of(os.getpid())],
             environ=dict(os.environ),
-            claims={"folder": str(muster_home() / "claims"), "cores": machine.cores(), "gpus": gpus},
+            claims={"cores": machine.cores(), "gpus": gpus},
             sshd=sshd and vars(sshd),
             workers=[self._config(spec, address, guard) for spec, address in zip(specs, addresses, strict=True)],
         )
@@ -211,6 +214,13 @@ class LocalPlatform(Platform):
     def is_warming(self) -> bool:
         """Return whether the template is still importing."""
         return bool(self.warmth["state"] == "importing")
+
+    def _stop_unheard(self, specs: Sequence[WorkerSpec]) -> None:
+        """Have agents end that may have been forked, although an interrupt or an error came before their handles."""
+        guard = self._guard
+        if guard is not None:
+            with contextlib.suppress(PlatformError, ProcessLookupError):
+                guard.ask("stop", ids=[guards.handle_of(_place_of(spec), guard.pid) for spec in specs])
 
     def _start_guard(self) -> GuardProcess:
         with self._starting:
@@ -284,8 +294,7 @@ class LocalPlatform(Platform):
 
     def _sweep(self) -> None:
         """End the processes and remove the folders of a guard that was killed or did not finish."""
-        for pid in linux.marked("MUSTER_RUN_ID", *{spec.run_id for spec in self._specs.values()}):
-            linux.kill(pid)
+        leftovers.kill_all(partial(linux.marked, "MUSTER_RUN_ID", *{spec.run_id for spec in self._specs.values()}))
         for spec in self._specs.values():
             remove_folder(spec.scratch)
 
@@ -294,7 +303,7 @@ def _check_resources(wanted: Mapping[str, Resources]) -> None:
     """Raise ResourceError for a worker that asks for more than the machine has: workers may share cores and memory."""
     cores, memory = len(machine.cores()), machine.memory_bytes()
     for name, resources in wanted.items():
-        worker = name if name.rpartition("-")[2].isdigit() else None
+        worker = name if name.rpartition("-")[2].isdecimal() else None
         if resources.cpu > cores:
             raise ResourceError(
                 f"{name} asks for {resources.cpu} cores; this machine has {cores}.",

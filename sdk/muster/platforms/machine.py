@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import pwd
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 from muster.agent.hardware import cores, gpus, memory_bytes, parse_gpus
 from muster.agent.ssh_server import SSHD_PATHS, find_sshd
 from muster.errors import PlatformUnsupported
+from muster.text.frozen import frozen
 
 __all__ = ["SshServer", "cores", "gpus", "memory_bytes", "parse_gpus", "ssh_server"]
 
 
-@dataclass(frozen=True)
+@frozen
 class SshServer:
     """An sshd: its absolute path, and the version that it prints."""
 

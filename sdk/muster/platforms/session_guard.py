@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from muster.agent import linux
 from muster.records.scratch import sweep
+from muster.runtime import children
 from muster.runtime.forks import in_forked_children
 
 RETRY_SECONDS = 1.0  # between two attempts to clean up
@@ -92,16 +93,19 @@ class SessionGuard:
         if self._owner != os.getpid():
             return
         self.tell({"done": True})
-        with contextlib.suppress(OSError):
-            self._process.communicate()
+        self._hang_up()
+        children.ends_within(self._process, PATIENCE)
 
     def clean_up(self) -> None:
         """Have the guard clean up now, without waiting for it; it ends when that is done."""
+        self._hang_up()
+        _busy[:] = [one for one in _busy if not children.has_ended(one)]  # which reaps those that have ended
+        _busy.append(self._process)
+
+    def _hang_up(self) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        _busy[:] = [one for one in _busy if one.poll() is None]  # which reaps those that have ended
-        _busy.append(self._process)
 
     def _forget(self) -> None:
         """Close the guard's input in a forked child, so that the guard still notices the end of this process."""

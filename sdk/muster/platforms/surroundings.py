@@ -26,7 +26,7 @@ def web_app(environ: Mapping[str, str]) -> WebApp | None:
     ``muster serve``, which shows no ports.
     """
     port, domain, engine = (environ.get(f"CDSW_{name}", "") for name in ("APP_PORT", "DOMAIN", "ENGINE_ID"))
-    if not port.isdigit() or not domain or not engine or _is_address(urlsplit(f"//{domain}").hostname or ""):
+    if not port.isdecimal() or not domain or not engine or _is_address(urlsplit(f"//{domain}").hostname or ""):
         return None
     scheme = urlsplit(environ.get("CDSW_PROJECT_URL", "")).scheme or "https"
     return WebApp(int(port), f"{scheme}://{engine}.{domain}/")
@@ -35,7 +35,7 @@ def web_app(environ: Mapping[str, str]) -> WebApp | None:
 def idle_minutes(environ: Mapping[str, str]) -> float | None:
     """Return the minutes without a browser after which a session with this environment is ended; None for never."""
     given = environ.get("IDLE_MAXIMUM_MINUTES", "")
-    if given.isdigit():
+    if given.isdecimal():
         return float(given)
     return IDLE_MINUTES if is_session(environ) else None
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from muster.agent.places import symbol
 from muster.job import SESSION, Job, Launcher, Member, Plan
+from muster.text.frozen import frozen
 
 LAUNCHER_FOLDER = "launcher"  # name of the launcher's folder in the scratch folder of the worker that runs it
 
 
-@dataclass(frozen=True)
+@frozen
 class Facts:
     """Everything that planning needs in addition to the job and its workers, gathered beforehand.
 
@@ -32,6 +33,7 @@ class Facts:
             because their paths on the workers differ (:mod:`muster.agent.places`); empty if they contain plain paths.
         no_ssh: why nobody can log in to the workers, in words; empty if that is possible as far as is known.
         launcher_at: where a launcher is to run: ``SESSION``, or the name of the worker whose agent runs it.
+        session_host: the address at which workers reach the session; empty as long as it is not known.
     """
 
     run_id: str
@@ -45,6 +47,12 @@ class Facts:
     places: Mapping[str, str] = field(default_factory=dict)
     no_ssh: str = ""
     launcher_at: str = SESSION
+    session_host: str = ""
+
+    @property
+    def launcher_host(self) -> str:
+        """The address at which workers reach a launcher in the session; empty for others, and for IPv6."""
+        return self.session_host if self.launcher_at == SESSION and ":" not in self.session_host else ""
 
     @property
     def launcher_folder(self) -> Path:

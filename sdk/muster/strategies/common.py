@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,9 @@ def workers_only(job: Job, title: str) -> Mapping[str, int]:
     return {"worker": job.n_workers}
 
 
+MOST_SLOTS = 1024  # processes of a worker
+
+
 def slots_option() -> Any:
     """Return the field of the option for the number of ranks on each worker."""
     return option(1, "Processes per worker", minimum=1)
@@ -60,9 +64,11 @@ def network_interface_option() -> Any:
 
 def check_slots(slots: object) -> None:
     """Raise JobError unless the number of processes per worker is a whole number of at least 1."""
-    if isinstance(slots, bool) or not isinstance(slots, int) or slots < 1:
+    if isinstance(slots, bool) or not isinstance(slots, int) or not 1 <= slots <= MOST_SLOTS:
         raise JobError(
-            ArgumentText(Argument("slots", slots), ": a worker needs a whole number of processes, at least one.")
+            ArgumentText(
+                Argument("slots", slots), f": a worker needs a whole number of processes, from 1 to {MOST_SLOTS}."
+            )
         )
 
 
@@ -99,6 +105,16 @@ def common_interface(members: Sequence[Member]) -> str:
             advice=ArgumentText(Argument("network_interface", ""), " the one to talk over"),
         )
     return shared[0]
+
+
+def smallest_network(hosts: Sequence[str]) -> str:
+    """Return the smallest IPv4 network that has all these addresses; empty where one of them is another address."""
+    try:
+        addresses = [int(ipaddress.IPv4Address(host)) for host in hosts]
+    except ValueError:
+        return ""
+    differing = max(addresses) ^ min(addresses)
+    return str(ipaddress.ip_network((min(addresses), 32 - differing.bit_length()), strict=False))
 
 
 def launcher_environment(facts: Facts) -> dict[str, str]:

@@ -153,7 +153,8 @@ class Horovod(Strategy):
         if self.launcher == AGENTS or _reason_against_horovodrun((), facts):
             return self._rendezvous(job, facts)
         remembers = [str(facts.probed.known_builds)] if facts.launcher_at == SESSION else []
-        prestart = (_python(job, facts), "-u", str(facts.library / LAUNCHER.name), *remembers)
+        reached_at = [f"--address={facts.launcher_host}"] if facts.launcher_host else []
+        prestart = (_python(job, facts), "-u", str(facts.library / LAUNCHER.name), *reached_at, *remembers)
         folder, where = str(facts.launcher_folder), facts.launcher_at
         return Launcher("horovodrun", prestart, launcher_environment(facts), folder, where=where)
 

@@ -1,18 +1,23 @@
 """horovodrun, started before its arguments are known: it imports and checks first, then reads them from its input.
 
 Runs in the user's interpreter, in a scrubbed environment, and imports nothing of Muster. The first line of input is a
-JSON object: ``argv``, the arguments of horovodrun. ``facts`` (first argument, optional) is the path of a file that
-lists installations of Horovod known to be built with gloo: to find out, horovodrun imports TensorFlow, which takes some
-seconds on every run.
+JSON object: ``argv``, the arguments of horovodrun. Arguments, both optional: ``--address=`` is the address at which the
+ranks reach this machine, whose interfaces may have other names than theirs; by default it is that of the interface that
+horovodrun is given. ``facts`` is the path of a file that lists installations of Horovod known to be built with gloo: to
+find out, horovodrun imports TensorFlow, which takes some seconds on every run. Without such a file, as on a worker that
+keeps none, all are taken to be, as where agents start the ranks.
 """
 
+import argparse
 import ctypes
+import errno
 import json
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.util
 import os
 import signal
+import socket
 import sys
 import tempfile
 import types
@@ -37,13 +42,17 @@ def main():
     import horovod
     from horovod.runner import launch
 
-    facts = sys.argv[1] if len(sys.argv) > 1 else None
-    if remembers_gloo(facts, horovod.__file__):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--address", default="")
+    parser.add_argument("facts", nargs="?")
+    given = parser.parse_args()
+    facts = given.facts
+    if facts is None or remembers_gloo(facts, horovod.__file__):
         launch.gloo_built = lambda verbose=False: True
     elif has_gloo(launch):  # Horovod caches its answer in this process, and asks again later
         remember_gloo(facts, horovod.__file__)
 
-    listen_where_the_ranks_are_told()
+    listen_where_the_ranks_are_told(given.address)
     log_in_everywhere()
     log_in_once(launch)
     fork_what_logs_in()
@@ -98,25 +107,41 @@ def fork_what_logs_in():
     safe_shell_exec.multiprocessing = types.SimpleNamespace(get_context=lambda method: context)
 
 
-def listen_where_the_ranks_are_told():
-    # type: () -> None
+def listen_where_the_ranks_are_told(address):
+    # type: (str) -> None
     """Make the rendezvous server listen only on the address that horovodrun gives the ranks, instead of on all.
 
     The server authenticates nobody, and anybody who writes to it can make the ranks connect elsewhere.
+
+    Args:
+        address: the address that horovodrun is to give; if empty, that of the first interface that it is given.
     """
     from horovod.runner.http import http_server
     from horovod.runner.util import network
 
-    told = {"host": ""}
+    told = {"host": address}
     address_of, find_port = network.get_driver_ip, network.find_port
 
     def note_address(interfaces):
         # type: (object) -> str
-        told["host"] = str(address_of(interfaces))
+        told["host"] = told["host"] or str(address_of(interfaces))
         return told["host"]
 
+    def listen(make, port):
+        # type: (Any, int) -> Any
+        try:
+            return make((told["host"], port))
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL and not isinstance(error, socket.gaierror):
+                raise
+            # The workers reach this machine by an address that is not on any of its own interfaces, or by a name that
+            # is known to them alone.
+            server = make(("", port))
+            print("{} is not an address of this machine: listening on all that it has".format(told["host"]), flush=True)
+            return server
+
     network.get_driver_ip = note_address
-    http_server.find_port = lambda make: find_port(lambda address: make((told["host"], address[1])))
+    http_server.find_port = lambda make: find_port(lambda any_host: listen(make, any_host[1]))
 
 
 def log_in_everywhere():

@@ -28,6 +28,7 @@ from muster.strategies.common import (
     network_interface_option,
     place_ranks,
     slots_option,
+    smallest_network,
     ssh_files,
     workers_only,
 )
@@ -35,6 +36,10 @@ from muster.strategies.mpiexec import MPIEXEC, Mpiexec, find_mpiexec
 from muster.text.arguments import Argument, ArgumentText
 
 LOOPBACK = "lo"
+MAY_HANG = (
+    "On several machines, ranks of this MPICH may hang in MPI_Finalize, as it is older than 4.2. If the run does not "
+    "end: use MPICH 4.2 or later, or Open MPI."
+)
 NUMBER_OF_RANKS = frozenset({"--n", "--np", "--c"})
 
 
@@ -128,6 +133,7 @@ class MPI(Strategy):
                 ),
             },
             ranks=place_ranks(members, self.slots),
+            notes=(MAY_HANG,) if facts.probed.mpiexec.may_hang and interface != LOOPBACK and len(members) > 1 else (),
         )
 
     def launcher_for(self, job: Job, facts: Facts) -> Launcher:
@@ -153,7 +159,7 @@ class MPI(Strategy):
             # mpiexec finds the run's ssh in its PATH, not by plm_rsh_agent: its daemons get these parameters, too, and
             # crash if they do not find that program.
             "plm_rsh_no_tree_spawn": "1",  # only the session has the key
-            "oob_tcp_if_include": interface,
+            "oob_tcp_if_include": self._network(interface, members, facts) or interface,
             "btl_tcp_if_include": interface,
         }
         is_shared = len({member.host for member in members}) < len(members)
@@ -164,12 +170,25 @@ class MPI(Strategy):
         # Daemons that stay attached to their logins end with them.
         return ["--leave-session-attached", *self._defaults(options), *self._defaults(parameters, "--mca")]
 
+    def _own_address(self, interface: str, facts: Facts) -> str:
+        """Return the address of an ``mpiexec`` whose machine need not have the workers' interface; else empty.
+
+        It has it where it runs on a worker, on this machine with them, or where the user has named an interface.
+        """
+        return "" if self.network_interface or interface == LOOPBACK else facts.launcher_host
+
+    def _network(self, interface: str, members: Sequence[Member], facts: Facts) -> str:
+        """Return the network of the workers and of such an ``mpiexec``; else empty."""
+        address = self._own_address(interface, facts)
+        return smallest_network([address, *(member.host for member in members)]) if address else ""
+
     def _mpich(self, interface: str, facts: Facts) -> list[str]:
+        address = self._own_address(interface, facts)
         options = {
             "-f": str(facts.launcher_folder / "hostfile"),
             "-launcher": "ssh",
             "-launcher-exec": str(facts.launcher_folder / "bin" / "ssh"),
-            "-iface": interface,
+            **({"-localhost": address} if address else {"-iface": interface}),
             "-wdir": "/",  # the default is mpiexec's, which workers lack; the agents set that of the ranks
             "-bind-to": self.binding,
         }

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from tests.platforms.kubernetes.cluster import until
-from tests.platforms.kubernetes.conftest import Space
+from tests.platforms.kubernetes.space import Space
 
 
 def guide_role() -> list[dict[str, list[str]]]:

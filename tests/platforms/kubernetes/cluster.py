@@ -81,6 +81,22 @@ class Cluster:
             self._on_node("ip", "link", "set", "cni0", "up")
             self._on_node("kill", "-CONT", kubelet)
 
+    @contextlib.contextmanager
+    def tainted(self, key: str) -> Iterator[None]:
+        """The cluster with a taint on all its nodes, which keeps new pods away that do not tolerate it."""
+        self._taint([{"key": key, "effect": "NoSchedule"}])
+        try:
+            yield
+        finally:
+            self._taint([])
+
+    def _taint(self, taints: list[dict[str, str]]) -> None:
+        for node in self.client.get("/api/v1/nodes")["items"]:
+            path = f"/api/v1/nodes/{node['metadata']['name']}"
+            del node["metadata"]["resourceVersion"]  # else it would be refused whenever its kubelet reports meanwhile
+            spec = {**node["spec"], "taints": taints}
+            self.client.ask("PUT", path, {**node, "apiVersion": "v1", "kind": "Node", "spec": spec})
+
     def _on_node(self, *command: str) -> str:
         enter = ("nsenter", "--target", str(self.node), "--net", "--pid", "--mount")
         return subprocess.run([*enter, *command], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()

@@ -16,6 +16,7 @@ from muster.errors import LaunchRefused, PlatformError
 from muster.job import Status
 from muster.platforms.kubernetes import notes
 from muster.platforms.kubernetes.client import ClusterGone
+from muster.platforms.kubernetes.guard import remove_everything
 from muster.platforms.kubernetes.platform import KubernetesPlatform, _at_once
 from muster.platforms.session_guard import owner
 
@@ -82,6 +83,59 @@ def test_a_sweep_removes_what_is_muster_s_alone_and_holds_up_nothing(fake: Fake)
     platform._sweep(platform._client(), "ml")
     deleted = [path.removeprefix("/api/v1/namespaces/ml/") for method, path, _ in fake.asked if method == "DELETE"]
     assert sorted(deleted) == ["pods/p", "secrets/muster-a-1", "secrets/muster-a-1-0"]
+
+
+def test_secrets_go_once_the_pods_that_read_them_have_ended(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.platforms.kubernetes.guard.POLL_SECONDS", 0.01)
+    on_a_node = {"spec": {"nodeName": "n"}, "status": {"phase": "Pending"}}
+    looks = [Answer(200, {"items": [{**POD, **on_a_node}]})] * 3
+
+    def answer(method: str, path: str) -> Answer:
+        return looks.pop() if method == "GET" and looks else Answer(200, {"items": []})
+
+    fake.otherwise = answer
+    client = KubernetesPlatform()._client()
+    remove_everything(client, "ml", "a", ["muster-a-1"])
+    done = [(method, path.removeprefix("/api/v1/namespaces/ml/").partition("?")[0]) for method, path, _ in fake.asked]
+    get = ("GET", "pods")
+    assert done == [get, ("DELETE", "pods/p"), get, get, get, ("DELETE", "secrets/muster-a-1")]
+
+
+RUNNING: dict[str, Any] = {"phase": "Running", "containerStatuses": [{"name": "worker", "state": {"running": {}}}]}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "status"),
+    [({}, RUNNING), ({"deletionTimestamp": "2026-01-01T00:00:00Z"}, {"phase": "Pending"})],
+    ids=["running", "deleted before it ran"],
+)
+def test_a_platform_s_secrets_go_once_its_pods_have_ended(
+    fake: Fake, run: Run, metadata: dict[str, Any], status: dict[str, Any]
+) -> None:
+    living = iter([True, True, False])
+    made: list[str] = []
+
+    def answer(method: str, path: str) -> Answer:
+        if method == "POST":
+            made.append(path)
+            return Answer(201, {"metadata": {"name": "x", "uid": "u"}, "kind": "Secret"})
+        on_a_node = {**POD, "spec": {"nodeName": "n"}, "status": status}
+        pods = [{**on_a_node, "metadata": {**META, **metadata, "name": name}} for name in names]
+        return Answer(200, {"items": pods if method == "GET" and next(living, False) else []})
+
+    fake.otherwise = answer
+    names: list[str] = []
+    platform = KubernetesPlatform(image="my/image:1")
+    (handle,) = platform.submit([run.spec(scratch=Path(symbol("scratch")), cwd=symbol("scratch"))], "key")
+    names.append(handle.partition("/")[2])
+    platform.close()
+    asked = [
+        (method, path.split("/")[5].partition("?")[0]) for method, path, _ in fake.asked if "/namespaces/ml" in path
+    ]
+    ends = asked[asked.index(("DELETE", "pods")) :]
+    assert [method for method, what in ends if what == "secrets"] == ["DELETE"] * 2
+    assert ("GET", "pods") not in ends[ends.index(("DELETE", "secrets")) :], "nobody is waited for any more"
+    assert ends.count(("GET", "pods")) >= 2
 
 
 def test_a_sweep_removes_secrets_without_pods_by_the_note_of_who_made_them(fake: Fake, muster_home: Path) -> None:
@@ -188,6 +242,27 @@ def test_the_cluster_is_asked_as_often_for_a_thousand_workers_as_for_ten(
     assert asked.count("pods") == 1 + 30
     assert asked.count("events") == (6 if phase == "Pending" else 0)  # one for a pod that waits, whatever their number
     assert len(asked) == asked.count("pods") + asked.count("events")
+
+
+def test_an_image_that_cannot_be_pulled_is_not_said_to_be_on_its_way(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    clock = types.SimpleNamespace(monotonic=lambda: now[0], time=lambda: 1.8e9 + now[0])
+    monkeypatch.setattr("muster.platforms.kubernetes.platform.time", clock)
+    pulling = {"reason": "Pulling", "message": "Pulling image", "lastTimestamp": "2026-01-01T00:00:00Z"}
+    waits = {"name": "worker", "state": {"waiting": {"reason": "ErrImagePull", "message": "dial tcp: refused"}}}
+    placed = {"type": "PodScheduled", "status": "True"}
+    pod = made("a", {"phase": "Pending", "containerStatuses": [waits], "conditions": [placed]})
+    pods = Answer(200, {"items": [pod]})
+    fake.otherwise = lambda method, path: Answer(200, {"items": [pulling]}) if "/events" in path else pods
+    platform = KubernetesPlatform()
+    platform.reattach(["ml/a"])
+    for _ in range(30):
+        now[0] += 1.0
+        (worker,) = platform.poll(["ml/a"])
+    assert "could not be pulled and is tried again: dial tcp: refused" in str(worker.reason)
+    assert "being pulled" not in str(worker.reason)
 
 
 def test_what_delays_pods_is_asked_for_one_after_the_other_and_never_where_that_is_refused(

@@ -15,7 +15,7 @@ from muster.platforms import get_platform
 from muster.platforms.base import Platform
 
 from tests.platforms.kubernetes.cluster import until
-from tests.platforms.kubernetes.conftest import Space
+from tests.platforms.kubernetes.space import Space
 from tests.support import Run, StubSession, handles_of, shell
 
 SMALL = Resources(cpu=0.1, memory=0.2)

@@ -10,7 +10,7 @@ from muster.errors import WorkerCancelled, WorkerLost, WorkerPreempted, WorkersM
 from muster.platforms.kubernetes import platform as kubernetes
 
 from tests.platforms.kubernetes.cluster import until
-from tests.platforms.kubernetes.conftest import Space
+from tests.platforms.kubernetes.space import Space
 
 ENDLESS = "import time\nprint('started', flush=True)\ntime.sleep(600)\n"
 MOUNT = {"name": "data", "mountPath": "/data"}

@@ -11,7 +11,7 @@ import muster
 
 from tests.platforms.kubernetes.accounts import guide_role, make_account
 from tests.platforms.kubernetes.cluster import is_there, until
-from tests.platforms.kubernetes.conftest import Space, this_machine
+from tests.platforms.kubernetes.space import Space, this_machine
 
 NOTEBOOK = """
 import json, sys, muster

@@ -23,7 +23,7 @@ from muster.errors import (
 
 from tests.platforms.kubernetes.accounts import guide_role, kubeconfig_of, make_account
 from tests.platforms.kubernetes.cluster import until
-from tests.platforms.kubernetes.conftest import Space
+from tests.platforms.kubernetes.space import Space
 from tests.support import environment
 
 ENDLESS = "import time\nprint('started', flush=True)\ntime.sleep(600)\n"
@@ -97,6 +97,19 @@ def test_the_plan_is_what_the_cluster_takes(space: Space) -> None:
 def test_what_has_no_room_says_so_and_why(space: Space) -> None:
     with pytest.raises(WorkersMissing, match=r"too few free cores.*Insufficient cpu"):
         space.run(ENDLESS, 1, cpu=64, queue_timeout=4)
+
+
+def test_a_taint_is_told_and_can_be_tolerated(space: Space) -> None:
+    with space.cluster.tainted("gpu"):
+        with pytest.raises(WorkersMissing, match=r"taint.*gpu"):
+            space.run(ENDLESS, 1, queue_timeout=4)
+        assert space.run("pass", 1, tolerations=["gpu"]).result.status == "succeeded"
+
+
+def test_a_queue_is_refused_where_no_kueue_would_heed_it(space: Space) -> None:
+    with pytest.raises(LaunchRefused, match="The cluster has no Kueue"):
+        space.run(ENDLESS, 1, queue="team")
+    space.wait_until_empty()
 
 
 def test_an_image_that_is_not_there(space: Space) -> None:

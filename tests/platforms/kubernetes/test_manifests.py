@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from muster.agent.places import symbol
+from muster.errors import JobError
 from muster.platforms.kubernetes import pods
+from muster.platforms.kubernetes.defaults import toleration
 
 from tests.support import Run
 
@@ -77,3 +79,10 @@ def test_pods_pass_the_restricted_standard(run: Run, changes: dict[str, Any]) ->
 )
 def test_what_somebody_asks_for_beyond_it_is_found(run: Run, changes: dict[str, Any], fault: str) -> None:
     assert fault in list(faults(pod_of(run, **changes)))
+
+
+@pytest.mark.parametrize("text", ["a=b:NoSchedule,other", "a:noschedule"])
+def test_a_toleration_of_no_effect_is_refused_before_anything_is_asked(text: str) -> None:
+    with pytest.raises(JobError, match="is no effect of a taint") as told:
+        toleration(text)
+    assert "EFFECT is NoSchedule, PreferNoSchedule, NoExecute" in str(told.value.advice)

@@ -8,7 +8,7 @@ import muster
 import pytest
 from muster.errors import PlatformUnsupported, RunFailed
 
-from tests.platforms.kubernetes.conftest import Space
+from tests.platforms.kubernetes.space import Space
 
 TELL = "import os; print(os.uname().nodename, os.getppid(), {!r})\n"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.platforms.kubernetes.conftest import Space
+from tests.platforms.kubernetes.space import Space
 from tests.platforms.recovering import recovers, take_away
 
 

@@ -12,7 +12,7 @@ from muster.platforms.kubernetes import rights
 
 from tests.platforms.kubernetes.accounts import change_rules, guide_role, kubeconfig_of, make_account
 from tests.platforms.kubernetes.cluster import until
-from tests.platforms.kubernetes.conftest import Space
+from tests.platforms.kubernetes.space import Space
 
 GUIDE = {**rights.RUNS, **rights.TOLD, **rights.TUNNELS}
 ONE_BY_ONE = [(resource, verb) for resource, verbs in rights.RUNS.items() for verb in verbs]
@@ -55,8 +55,11 @@ def test_a_user_without_rights_is_told_all_of_them(
     space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", kubeconfig_of(space, make_account(space, []), tmp_path))
-    with pytest.raises(LaunchRefused, match="get pods, list pods, create pods, delete pods, create secrets, delete s"):
+    with pytest.raises(
+        LaunchRefused, match="get pods, list pods, create pods, delete pods, create secrets, delete s"
+    ) as told:
         space.run("print('done')\n", 1)
+    assert "namespace= one in which you may run pods" in str(told.value.advice)
     assert len(get_platform("kubernetes", **space.options).missing_rights()) == 8
     assert len(get_platform("kubernetes", **space.options, tunnel=True).missing_rights()) == 10
 

@@ -58,10 +58,23 @@ def disrupted(reason: str) -> dict[str, Any]:
     return pod("Failed", ended(137), conditions=(PLACED, condition))
 
 
+def test_a_pod_for_a_node_that_is_not_there_says_which() -> None:
+    shown = pod(conditions=())
+    shown["spec"] = {**shown.get("spec", {}), "nodeName": "node9"}
+    assert "Its node node9, which an overlay names" in str(look(shown).reason)
+
+
+def test_a_pod_that_is_too_large_says_by_which_number() -> None:
+    shown = unplaced("0/3 nodes are available: 1 Insufficient memory, 2 Insufficient cpu.")
+    requests = {"cpu": "50", "memory": "100067108864"}
+    shown["spec"] = {**shown.get("spec", {}), "containers": [{"name": "worker", "resources": {"requests": requests}}]}
+    assert "; it asks for memory 100 GB, cpu 50. Kubernetes says: 0/3" in str(look(shown).reason)
+
+
 @pytest.mark.parametrize(
     ("shown", "words"),
     [
-        (pod(conditions=()), "The scheduler has not looked at it yet."),
+        ({**pod(conditions=()), "spec": {}}, "The scheduler has not looked at it yet."),
         (unplaced("0/1 nodes are available: 1 Insufficient cpu."), "too few free cores.*1 Insufficient cpu"),
         (unplaced("0/2 nodes are available: 2 Insufficient nvidia.com/gpu."), "too few free GPUs"),
         (unplaced("0/1 nodes are available: 1 node(s) had taint {a: b}, that"), "kept for others by a taint"),
@@ -186,6 +199,8 @@ def test_a_pod_that_somebody_else_deletes_is_told() -> None:
         worker = look(pod("Failed", ended(status), deleted=True))
         assert (worker.status, worker.cause, worker.reason) == (Status.STOPPED, EndCause.CANCELLED, DELETED)
     assert look(None).reason == GONE
+    assert "run again" in str(worker.advice)
+    assert "run again" in str(look(None).advice)
 
 
 def test_a_running_pod_has_an_address_and_times() -> None:

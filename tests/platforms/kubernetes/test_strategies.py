@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.platforms.kubernetes.conftest import Space
+from tests.platforms.kubernetes.space import Space
 
 TENSORFLOW = {"memory": 2, "cpu": 0.8, "timeout_seconds": 200}
 HOROVOD = (

@@ -11,7 +11,7 @@ import pytest
 from muster.platforms.kubernetes.exec_stream import OUTCOME, OUTPUT, ExecStream, open_exec, outcome
 
 from tests.platforms.kubernetes.cluster import Cluster, until
-from tests.platforms.kubernetes.conftest import Space
+from tests.platforms.kubernetes.space import Space
 
 TALKS = "for number in range(30_000): print('x' * 99)\n"
 LEAVES = "import os; open(os.path.join(os.environ['MUSTER_RESULTS'], 'model'), 'w').write('y' * 3_000_000)\n"

@@ -72,7 +72,15 @@ def candidates(asked: str | None, environ: Mapping[str, str]) -> list[EngineAddr
     folders = [environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"]
     paths = [Path("/var/run/docker.sock"), Path(folders[0], "docker.sock")]
     paths += [Path("/run/podman/podman.sock"), Path(folders[0], "podman", "podman.sock")]
-    return [EngineAddress(f"unix://{path}", "its usual place") for path in paths if path.exists()]
+    return [EngineAddress(f"unix://{path}", "its usual place") for path in paths if _may_be_there(path)]
+
+
+def _may_be_there(path: Path) -> bool:
+    """Return whether there is a socket, or a folder for it that this user may not look into: to connect tells."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return True
 
 
 def _context(environ: Mapping[str, str]) -> EngineAddress | None:

@@ -8,8 +8,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,12 +39,13 @@ from muster.platforms.containers.images import (
 )
 from muster.platforms.containers.network import Network, make_network, plan_network
 from muster.platforms.containers.refusals import asking
+from muster.platforms.parallel import at_once
 from muster.platforms.session_guard import is_orphaned, owner
-from muster.records.folders import muster_home
 from muster.text.arguments import Argument, ArgumentText
 
 AT_ONCE = 8  # requests to the engine at the same time
 STOP_SECONDS = 4.0  # time that an agent may take to end its processes and itself
+AGAIN_SECONDS = 1.0  # after which it is asked again: a container ignores signals in the moment in which it starts
 GONE = "The engine knows no container of that name; somebody has removed it."
 
 
@@ -86,6 +86,7 @@ class ContainersPlatform(Platform):
         self._workers: dict[str, Worker] = {}
         self._submitted: dict[str, list[str]] = {}
         self._told_to_stop: dict[str, float] = {}
+        self._told_again: set[str] = set()
         self._waiting: dict[str, str] = {}  # progress of pulling the image, by worker that waits for it
         self._claims: list[Claim] = []
         self._starting = threading.Lock()
@@ -176,20 +177,19 @@ class ContainersPlatform(Platform):
     def _pull_and_start(self, engine: Engine, specs: Sequence[WorkerSpec]) -> None:
         """Pull the image, and start the containers that wait for it unless they have been stopped meanwhile."""
         handles = [containers.container_name(spec) for spec in specs]
-        why = ""
+        failed: dict[str, Any] = {}
         try:
             pull(engine, self.image or "", lambda text: self._waiting.update(dict.fromkeys(handles, text)))
             with self._starting:
                 if not self._is_over(handles):
                     self._start(engine, specs)
         except PlatformError as error:
-            why = f"{error.message} Try: {error.advice}" if error.advice else error.message
+            failed = {"reason": error.message, "advice": error.advice}
         except Exception as error:  # nothing else would report it from this thread
-            why = f"{type(error).__name__}: {error}"
+            failed = {"reason": f"{type(error).__name__}: {error}"}
         for handle in handles:
-            if why:
-                failed = self._workers[handle].moved(Status.FAILED, reason=why, finished_at=time.time())
-                self._workers[handle] = failed
+            if failed:
+                self._workers[handle] = self._workers[handle].moved(Status.FAILED, finished_at=time.time(), **failed)
             self._waiting.pop(handle, None)
 
     def _is_over(self, handles: Sequence[str]) -> bool:
@@ -209,7 +209,7 @@ class ContainersPlatform(Platform):
                 made.append(containers.create(engine, spec, setting, gpus.get(spec.name, ())))
                 containers.start(engine, spec)  # at once, while the others are still being created
 
-            _at_once(launch, specs)
+            at_once(launch, specs, AT_ONCE)
         except BaseException:
             for name in made:
                 with contextlib.suppress(PlatformError):
@@ -222,12 +222,12 @@ class ContainersPlatform(Platform):
             self._workers[handle] = Worker(handle, spec.name, Status.STARTING, created_at=now, placed_at=now)
 
     def _claim_gpus(self, engine: Engine, specs: Sequence[WorkerSpec]) -> dict[str, list[str]]:
-        """Claim GPUs of this machine that no other worker of this user has, and return their ids by worker."""
+        """Claim GPUs of this machine that no other worker has, and return their ids by worker."""
         if not engine.is_here or not any(spec.resources.gpu for spec in specs):
             return {}
         known, found = machine.gpus(), {}
         for spec in specs:
-            taken = claim(str(muster_home() / "claims"), known, spec.resources.gpu)
+            taken = claim(known, spec.resources.gpu)
             if taken is None:
                 raise LaunchRefused(
                     f"{spec.name} could not be given {spec.resources.gpu} GPUs: other clusters have taken them.",
@@ -290,13 +290,22 @@ class ContainersPlatform(Platform):
             worker = states.running(engine, worker)
         if state in ("exited", "dead", "stopped"):
             return states.ended(engine, worker, self.image, worker.id in self._told_to_stop)
-        if worker.id in self._told_to_stop and time.monotonic() > self._told_to_stop[worker.id] + STOP_SECONDS:
-            with contextlib.suppress(PlatformError):
-                _signal(engine, worker.id, "SIGKILL")
-        return worker.moved(Status.STOPPING) if worker.id in self._told_to_stop else worker
+        if worker.id not in self._told_to_stop:
+            return worker
+        self._insist(engine, worker.id, time.monotonic() - self._told_to_stop[worker.id])
+        return worker.moved(Status.STOPPING)
+
+    def _insist(self, engine: Engine, handle: str, seconds: float) -> None:
+        """Ask a container again that was told to stop that long ago, and kill it in the end."""
+        with contextlib.suppress(PlatformError):
+            if seconds > STOP_SECONDS:
+                _signal(engine, handle, "SIGKILL")
+            elif seconds > AGAIN_SECONDS and handle not in self._told_again:
+                self._told_again.add(handle)
+                _signal(engine, handle, "SIGTERM")
 
     def stop(self, handles: Sequence[str]) -> None:
-        """Ask the agents to end with SIGTERM; a later poll sends SIGKILL to those that take some seconds."""
+        """Ask the agents to end with SIGTERM; later polls ask once more, and kill those that take some seconds."""
         engine = self._engine()
 
         def stop(handle: str) -> None:
@@ -307,7 +316,7 @@ class ContainersPlatform(Platform):
                 self._told_to_stop[handle] = time.monotonic()
                 _signal(engine, handle, "SIGTERM")
 
-        _at_once(stop, handles)
+        at_once(stop, handles, AT_ONCE)
 
     def reattach(self, handles: Sequence[str]) -> list[Worker]:
         """Take over containers by their names."""
@@ -340,7 +349,7 @@ class ContainersPlatform(Platform):
         self._is_closed = True
         try:
             with self._starting, asking(engine, "The containers could not be removed"):
-                _at_once(lambda name: _end(engine, name), [*self._specs])
+                at_once(lambda name: _end(engine, name), [*self._specs], AT_ONCE)
                 remove_everything(engine.client, self._label)
         except PlatformError:
             if self._guard is not None:
@@ -375,21 +384,12 @@ class ContainersPlatform(Platform):
         remove_orphaned_homes()
 
 
-def _at_once(call: Callable[[Any], object], items: Sequence[Any]) -> None:
-    """Call ``call`` for each item, several at the same time, and wait for all. Raises the first error."""
-    if not items:
-        return
-    with ThreadPoolExecutor(min(len(items), AT_ONCE), "muster-containers") as pool:
-        for answer in [pool.submit(call, item) for item in items]:
-            answer.result()
-
-
 def _check_resources(engine: Engine, wanted: Mapping[str, Resources]) -> None:
     """Raise ResourceError for a worker that asks for more than the engine's machine has."""
     here = "this machine" if engine.is_here else "the engine's machine"
     gpus = len(machine.gpus()) if engine.is_here and any(resources.gpu for resources in wanted.values()) else None
     for name, resources in wanted.items():
-        worker = name if name.rpartition("-")[2].isdigit() else None
+        worker = name if name.rpartition("-")[2].isdecimal() else None
         if resources.cpu > engine.cores:
             raise ResourceError(
                 f"{name} asks for {resources.cpu:g} cores; {here} has {engine.cores}.",

@@ -62,6 +62,11 @@ REFUSALS = (
         "install tini on its machine, which docker-init is",
     ),
     Refusal(
+        r"setting rlimit",
+        "the engine may not raise the limits of containers that far",
+        "default_ulimits = [] below [containers] in /etc/containers/containers.conf, or start it with higher limits",
+    ),
+    Refusal(
         r"executable file .*not found|exec: .*not found|starting container process caused.*no such file",
         "the image does not have the program that is to run in it",
         ArgumentText(

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import io
 import os
+import re
 import secrets
 import select
+import signal
 import subprocess
 import sys
 import threading
 import time
 import weakref
-import zipfile
 from pathlib import Path
 from typing import Any
 
 from muster.agent import frames
 from muster.errors import HostUnreachable, MusterError, PlatformError, PlatformUnsupported
+from muster.platforms.agent_package import packed_agent, with_unpacking
 from muster.platforms.guard_answers import HELLO, checked
 from muster.platforms.hosts.failures import host_error
+from muster.runtime import children
 from muster.runtime.forks import in_forked_children
 from muster.security.ssh import CONNECT_SECONDS, ssh_client
 
-AGENT = Path(__file__).resolve().parents[2] / "agent"
-READY = b"\0muster guard\n"
+READS = re.compile(rb"\0muster reads (\S+)\n")  # as the agent's host_bootstrap.py says it
+READY = re.compile(rb"\0muster guard\n")  # as its host_guard.py does
 LOADER = "python3 -I -S -c 'import sys;exec(sys.stdin.buffer.raw.readline())'"
 READY_SECONDS = 60.0  # time that a login may take, including the startup files of the host's shell
 ANSWER_SECONDS = 20.0
@@ -69,6 +70,7 @@ class Login:
         self.facts: dict[str, Any] = {}
         self._control = folder / secrets.token_hex(6)
         self._lock = threading.Lock()
+        self._printed = b""  # by the host, before its guard talks
         self._decoder = frames.Decoder(LONGEST)
         self._received: list[dict[str, Any]] = []
         self._unanswered = 0  # requests whose answers nobody waits for any more
@@ -103,8 +105,12 @@ class Login:
             raise PlatformUnsupported(f"The ssh client cannot be started: {error}.") from error
         _logins.add(self)
         try:
-            self._write(packed_agent())
-            self._wait_for_guard(time.monotonic() + READY_SECONDS)
+            self._write(guard_program())
+            deadline = time.monotonic() + READY_SECONDS
+            tag = self._wait_for(READS, deadline)[1].decode("ascii", "replace")
+            self._write(package_for(tag))
+            self._wait_for(READY, deadline)
+            self._feed(self._printed)
             before = time.time()
             self.facts = checked(self.ask("hello", lease=lease, word=word, python=sys.executable), HELLO, self.host)
             self.clock_offset = self.facts["time"] - (before + time.time()) / 2
@@ -115,7 +121,7 @@ class Login:
     @property
     def is_open(self) -> bool:
         """True if the login has not ended."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and not children.has_ended(self._process)
 
     @property
     def guard(self) -> tuple[int, int]:
@@ -165,7 +171,7 @@ class Login:
             )
         except subprocess.TimeoutExpired:
             raise HostUnreachable(f"ssh to {self.host} does not forward a port: it does not answer.") from None
-        if done.returncode or not (there or done.stdout.strip().isdigit()):
+        if done.returncode or not (there or done.stdout.strip().isdecimal()):
             raise HostUnreachable(
                 f"{self.host} can neither dial this session nor be given a port for it: its sshd forwards none.",
                 advice="AllowTcpForwarding remote in its sshd_config, or let it dial this machine",
@@ -192,27 +198,26 @@ class Login:
             return
         with self._lock:
             seconds = LATE_SECONDS if self._unanswered else CLOSE_SECONDS
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._drain(time.monotonic() + seconds)
-            self._process.wait(LATE_SECONDS if self._unanswered else 1)
+        self._drain(time.monotonic() + seconds)
+        children.ends_within(self._process, LATE_SECONDS if self._unanswered else 1)
         self.kill()
 
     def _drain(self, deadline: float) -> None:
         assert self._process is not None
-        while self._process.poll() is None and time.monotonic() < deadline:
+        while not children.has_ended(self._process) and time.monotonic() < deadline:
             with contextlib.suppress(MusterError):
                 if self._read(time.monotonic() + 0.05) == b"":
                     return
 
-    def _wait_for_guard(self, deadline: float) -> None:
-        """Skip what the host prints at a login, until the guard announces itself."""
-        printed = b""
-        while READY not in printed:
+    def _wait_for(self, mark: re.Pattern[bytes], deadline: float) -> re.Match[bytes]:
+        """Wait for what the host's side says in this pattern, and skip what else the host prints before it."""
+        while not (said := mark.search(self._printed)):
             data = self._read(deadline)
             if not data:
                 raise self._ended()
-            printed = (printed + data)[-(1 << 16) :]
-        self._feed(printed.partition(READY)[2])
+            self._printed = (self._printed + data)[-(1 << 16) :]
+        self._printed = self._printed[said.end() :]
+        return said
 
     def _next(self, deadline: float) -> dict[str, Any]:
         while not self._received:
@@ -229,7 +234,7 @@ class Login:
             self._received += self._decoder.feed(data)
         except frames.ProtocolError as error:
             if self._process is not None:
-                self._process.kill()  # nothing that comes after it can be understood
+                children.send_signal(self._process, signal.SIGKILL)  # nothing that comes after it can be understood
             raise HostUnreachable(
                 f"The workers' guard on {self.host} talks nonsense: {error}.",
                 advice=f"see who else runs programs as your user on {self.host}",
@@ -267,8 +272,7 @@ class Login:
         assert self._process.stderr is not None
         if self._process.stderr.closed:  # ``kill`` has closed it
             return HostUnreachable(f"The login to {self.host} has ended.")
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1)
+        children.ends_within(self._process, 1)
         said = b""
         waiting = select.poll()
         waiting.register(self._process.stderr, select.POLLIN)
@@ -282,9 +286,7 @@ class Login:
     def kill(self) -> None:
         """Kill ssh and close its pipes; the guard and its agents then end by themselves."""
         if self._process is not None:
-            if self._process.poll() is None:
-                self._process.kill()
-                self._process.wait()
+            children.kill(self._process)
             for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
                 if pipe is not None:
                     with contextlib.suppress(OSError):
@@ -311,13 +313,16 @@ def _abandon_logins() -> None:
 in_forked_children(_abandon_logins)
 
 
-@functools.lru_cache(maxsize=1)
-def packed_agent() -> bytes:
-    """Return the input of ``LOADER``: a line with a program, and after it the agent's package for that program."""
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(AGENT.glob("*.py")):
-            archive.writestr(zipfile.ZipInfo(f"agent/{path.name}"), path.read_bytes(), zipfile.ZIP_DEFLATED)
-    texts = [(AGENT / name).read_text(encoding="utf-8") for name in ("unpacking.py", "host_bootstrap.py")]
-    program = "\n".join([*texts, "become_guard(unpacked)"])
-    return f"exec({program!r})\n{len(packed.getvalue())}\n".encode() + packed.getvalue()
+def guard_program() -> bytes:
+    """Return the input of ``LOADER``: a line with the program that becomes the guard."""
+    return f"exec({with_unpacking('host_bootstrap.py', 'become_guard(unpacked)')!r})\n".encode()
+
+
+def package_for(tag: str) -> bytes:
+    """Return the agent's package as that program reads it, with bytecode where its interpreter reads ours.
+
+    Args:
+        tag: the tag of the bytecode that it reads, such as ``cpython-311``.
+    """
+    packed = packed_agent(has_bytecode=tag == sys.implementation.cache_tag)
+    return f"{len(packed)}\n".encode() + packed

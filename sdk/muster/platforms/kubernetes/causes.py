@@ -175,7 +175,7 @@ def wait_of(pod: Pod, said: str = "") -> str:
     """
     placed = condition(pod, "PodScheduled")
     if placed.get("status") != "True":
-        return _unplaced(placed, _gates(pod))
+        return _unplaced(pod, placed)
     waiting = _container(pod).get("state", {}).get("waiting") or {}
     reason, message = waiting.get("reason"), str(waiting.get("message") or "")
     if reason in PULL_FAILED:
@@ -213,15 +213,30 @@ def lacks_of(message: str) -> str:
     return "; ".join(words for pattern, words in LACKS if re.search(pattern, message))
 
 
-def _unplaced(placed: Mapping[str, Any], gates: Sequence[str]) -> str:
-    message = str(placed.get("message") or "")
+def _asked_for(pod: Pod, message: str) -> str:
+    """Return how much a pod asks for of what the nodes lack according to the scheduler's message."""
+    requests = (_described(pod).get("resources") or {}).get("requests") or {}
+    parts = []
+    for name in dict.fromkeys(re.findall(r"Insufficient ([\w./-]*\w)", message)):
+        if name in requests:
+            amount = str(requests[name])
+            size = f"{int(amount) / 1e9:.3g} GB" if name == "memory" and amount.isdecimal() else amount
+            parts.append(f"{name} {size}")
+    return ", ".join(parts)
+
+
+def _unplaced(pod: Pod, placed: Mapping[str, Any]) -> str:
+    message, gates = str(placed.get("message") or ""), _gates(pod)
     if gates or placed.get("reason") == "SchedulingGated":
         held = ", ".join(gates) or message
         return f"It is held back by {held}: a queue has not admitted it yet."
     if placed.get("reason") == "Unschedulable":
-        words = lacks_of(message)
-        why = f"No node takes it ({words})." if words else "No node takes it."
-        return f"{why} Kubernetes says: {message}"
+        words, asked = lacks_of(message), _asked_for(pod, message)
+        why = f"No node takes it ({words})" if words else "No node takes it"
+        return f"{why}{f'; it asks for {asked}' if asked else ''}. Kubernetes says: {message}"
+    named = pod.get("spec", {}).get("nodeName")
+    if named:
+        return f"Its node {named}, which an overlay names, has not taken it: there may be no node of that name."
     if message:
         return f"It has no node yet. Kubernetes says: {message}"
     return "The scheduler has not looked at it yet."

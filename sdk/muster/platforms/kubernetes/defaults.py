@@ -17,6 +17,7 @@ from muster.runtime.extras import extra
 from muster.text.arguments import Argument, ArgumentText
 
 ORDINARY_USER = 1000  # user id in the pods of a session that runs as root
+EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 LIKE_MINE = ("tolerations", "nodeSelector", "imagePullSecrets")  # fields that pods copy from the session's own pod
 
 
@@ -106,7 +107,7 @@ def own_address(server: str) -> str:
 
 
 def toleration(text: str) -> dict[str, str]:
-    """Parse a toleration of the form ``key[=value][:effect]``.
+    """Parse a toleration of the form ``key[=value][:effect]``. Raises JobError for an effect that is none.
 
     >>> toleration("gpu=yes:NoSchedule")
     {'key': 'gpu', 'operator': 'Equal', 'value': 'yes', 'effect': 'NoSchedule'}
@@ -114,6 +115,11 @@ def toleration(text: str) -> dict[str, str]:
     {'key': 'gpu', 'operator': 'Exists'}
     """
     words, _, effect = text.partition(":")
+    if effect and effect not in EFFECTS:
+        raise JobError(
+            ArgumentText(Argument("tolerations"), f" has {text!r}, and {effect!r} is no effect of a taint."),
+            advice=ArgumentText(Argument("tolerations", ""), f" KEY[=VALUE][:EFFECT]; EFFECT is {', '.join(EFFECTS)}"),
+        )
     key, equals, value = words.partition("=")
     found = {"key": key, "operator": "Equal", "value": value} if equals else {"key": key, "operator": "Exists"}
     return {**found, "effect": effect} if effect else found

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from muster.platforms.kubernetes import notes
+from muster.platforms.kubernetes import causes, notes
 from muster.platforms.kubernetes.client import ApiClient
 from muster.platforms.kubernetes.kubeconfig import Access, find_access
-from muster.platforms.kubernetes.pods import OWNER
+from muster.platforms.kubernetes.pods import GRACE_SECONDS, OWNER
 from muster.platforms.session_guard import SessionGuard, serve
+
+ENDS_SECONDS = GRACE_SECONDS + 5.0  # time that pods may take to end after they are deleted
+POLL_SECONDS = 0.5  # between two looks at them
 
 
 class PodGuard(SessionGuard):
@@ -44,19 +48,43 @@ class PodGuard(SessionGuard):
         super().close()
 
 
-def remove_everything(client: ApiClient, namespace: str, owner: str, secrets: Iterable[str]) -> None:
-    """Delete the pods with an owner's label, and these Secrets, without waiting until they are gone.
+def remove_everything(
+    client: ApiClient, namespace: str, owner: str, secrets: Iterable[str], seconds: float = ENDS_SECONDS
+) -> None:
+    """Delete the pods with an owner's label, and then these Secrets.
+
+    Where a pod's Secrets go before it has ended, its kubelet may wait for them for two minutes before it ends the pod.
+
+    Args:
+        client: client of the cluster.
+        namespace: namespace of the pods.
+        owner: their label's value.
+        secrets: names of the Secrets.
+        seconds: time that the pods may take to end, once all are deleted, before their Secrets go.
 
     Raises:
         PlatformError: the cluster fails to.
     """
     path = f"/api/v1/namespaces/{namespace}"
-    listed = client.get(f"{path}/pods", labelSelector=f"{OWNER}={owner}")["items"]
-    for name in secrets:
-        client.delete(f"{path}/secrets/{name}")
-    for pod in listed:
+
+    def listed() -> list[Any]:
+        found: list[Any] = client.get(f"{path}/pods", labelSelector=f"{OWNER}={owner}")["items"]
+        return found
+
+    for pod in listed():
         if not pod["metadata"].get("deletionTimestamp"):
             client.delete(f"{path}/pods/{pod['metadata']['name']}")
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any(is_on_a_node(pod) for pod in listed()):
+        time.sleep(POLL_SECONDS)
+    for name in secrets:
+        client.delete(f"{path}/secrets/{name}")
+
+
+def is_on_a_node(pod: Mapping[str, Any]) -> bool:
+    """Return whether a node has a pod, and has not ended it yet."""
+    has_ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed") or bool(causes.terminated(pod))
+    return bool(pod.get("spec", {}).get("nodeName")) and not has_ended
 
 
 def secrets_of(pod: Any) -> set[str]:

@@ -8,8 +8,8 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,16 @@ from muster.platforms.kubernetes.causes import Cause, delay_of_events, end_of_ev
 from muster.platforms.kubernetes.client import ApiClient, ApiRefused, ClusterGone
 from muster.platforms.kubernetes.defaults import PodDefaults, find_defaults
 from muster.platforms.kubernetes.exec_stream import ExecStream, open_exec
-from muster.platforms.kubernetes.guard import PodGuard, remove_everything, secrets_of
+from muster.platforms.kubernetes.guard import PodGuard, is_on_a_node, remove_everything, secrets_of
 from muster.platforms.kubernetes.kubeconfig import find_access
 from muster.platforms.kubernetes.refusals import asking
 from muster.platforms.kubernetes.tunnels import Tunnels, command_of
+from muster.platforms.parallel import at_once
 from muster.platforms.session_guard import is_orphaned, owner
 from muster.runtime.extras import extra
+from muster.text.arguments import Argument, ArgumentText
 
+KUEUE = "/apis/kueue.x-k8s.io"  # of the cluster's API
 AT_ONCE = 8  # requests to the cluster at the same time
 POLL_SECONDS = 2.0  # between two polls of the pods
 IDLE_POLL_SECONDS = 6.0  # the same while nothing changes: connected agents report their ends themselves
@@ -72,9 +75,9 @@ class KubernetesPlatform(Platform):
     service_account: str | None = option(
         None, "Service account of the pods", default="the namespace's default", metavar="NAME"
     )
-    image_pull_secrets: tuple[str, ...] = option((), "Secrets with logins to registries", metavar="NAMES")
-    node_selector: tuple[str, ...] = option((), "Labels of the nodes that pods may run on", metavar="KEY=VALUE")
-    tolerations: tuple[str, ...] = option((), "Taints that pods put up with", metavar="KEY[=VALUE][:EFFECT]")
+    image_pull_secrets: tuple[str, ...] = option((), "Secrets with logins to registries, in quotes", metavar="NAMES")
+    node_selector: tuple[str, ...] = option((), "Labels of the nodes for pods, in quotes", metavar="KEY=VALUE")
+    tolerations: tuple[str, ...] = option((), "Taints that pods put up with, in quotes", metavar="KEY[=VALUE][:EFFECT]")
     queue: str | None = option(None, "Local queue of Kueue's that the pods wait in", metavar="NAME")
     tunnel: bool | None = option(
         None, "Have workers reach this session through ssh, or the cluster's exec", default="where needed"
@@ -190,6 +193,18 @@ class KubernetesPlatform(Platform):
             for verb in verbs
         ]
 
+    def _check_queue(self, client: ApiClient) -> None:
+        """Raise LaunchRefused where pods are to wait in a queue of Kueue's, and the cluster has no Kueue."""
+        if self.queue:
+            try:
+                client.get(KUEUE)
+            except ApiRefused as refused:  # whoever may not ask learns nothing
+                if refused.code == HTTPStatus.NOT_FOUND:
+                    raise LaunchRefused(
+                        f"The cluster has no Kueue, and so no queue {self.queue!r}: pods would start at once.",
+                        advice=ArgumentText("leave out ", Argument("queue", self.queue)),
+                    ) from None
+
     def _check_rights(self, client: ApiClient, namespace: str) -> None:
         """Raise LaunchRefused where this user lacks a right that a run needs sooner or later."""
         wanted = {**rights.RUNS, **(rights.TUNNELS_BEFORE_LAUNCH if self._is_tunnelled else {})}
@@ -197,9 +212,11 @@ class KubernetesPlatform(Platform):
         with contextlib.suppress(PlatformError):  # a user who may not ask learns it from the refusals of requests
             lacks = rights.missing(client, namespace, wanted)
         if lacks:
+            has_none = set(lacks) == set(wanted) and "list" in lacks["pods"]
+            other = ArgumentText(Argument("namespace", ""), " one in which you may run pods; or ")
             raise LaunchRefused(
                 f"This user has no right to {rights.in_words(lacks)} in the namespace {namespace}.",
-                advice=rights.advice(lacks, namespace),
+                advice=ArgumentText(other if has_none else "", rights.advice(lacks, namespace)),
             )
 
     def submission_text(self, specs: Sequence[WorkerSpec]) -> str:
@@ -223,6 +240,7 @@ class KubernetesPlatform(Platform):
         setting = replace(self._setting(run_key), has_tunnel=any(self._relay_of(spec) for spec in specs))
         if self._guard is None:
             self._check_rights(client, defaults.namespace)
+            self._check_queue(client)
             self._sweep(client, defaults.namespace)
             self._guard = PodGuard(client.access, defaults.namespace, self._owner)
         made = [*pods.config_secrets(specs, setting)]
@@ -371,7 +389,7 @@ class KubernetesPlatform(Platform):
         if pod is not None and pull_trouble(pod):
             self._pull_troubles[worker.id] = pull_trouble(pod)
         now = states.seen(worker, pod, worker.id in self._told_to_stop, self._pull_troubles.get(worker.id, ""))
-        if now.status in WAITING and worker.id in self._delays:
+        if now.status in WAITING and worker.id in self._delays and worker.id not in self._pull_troubles:
             return replace(now, reason=" ".join(filter(None, [now.reason, self._delays[worker.id]])))
         if not states.is_unexplained(now):
             return now
@@ -472,7 +490,7 @@ class KubernetesPlatform(Platform):
             return
         try:
             self._end_all()
-        except PlatformError:
+        except BaseException:  # Ctrl-C while the pods end, too
             if self._guard is not None:
                 self._guard.clean_up()
                 self._guard = None
@@ -486,23 +504,28 @@ class KubernetesPlatform(Platform):
         self._asked.close()
 
     def _end_all(self) -> None:
-        """Delete all pods and Secrets, and wait for the pods' ends. Raises PlatformError."""
+        """Delete all pods, wait for their ends, and delete the Secrets. Raises PlatformError."""
         client = self._client()
-        living = [handle for handle, worker in self._workers.items() if not worker.status.is_final]
+        living = [handle for handle in self._workers if self._may_run(handle)]
         with asking("The workers could not be deleted"):
             self._told_to_stop.update(living)
             _at_once(
                 self._delete, [*self._own, *(handle for handle in living if handle not in self._own)], goes_on=True
             )
-            if self._found is not None:
-                path = f"/api/v1/namespaces/{self._found.namespace}"
-                _at_once(lambda name: client.delete(f"{path}/secrets/{name}"), self._secrets, goes_on=True)
         deadline = time.monotonic() + CLOSE_SECONDS
         while living and time.monotonic() < deadline:
             self._look(living)
-            living = [handle for handle in living if not self._workers[handle].status.is_final]
+            living = [handle for handle in living if self._may_run(handle)]
             if living:
                 time.sleep(CLOSING_POLL_SECONDS)
+        if self._found is not None:
+            path = f"/api/v1/namespaces/{self._found.namespace}"
+            with asking("The workers' Secrets could not be deleted"):
+                _at_once(lambda name: client.delete(f"{path}/secrets/{name}"), self._secrets, goes_on=True)
+
+    def _may_run(self, handle: str) -> bool:
+        """Return whether a worker has not ended, or a node still has its pod, though it was stopped before it ran."""
+        return not self._workers[handle].status.is_final or is_on_a_node(self._seen.get(handle, {}))
 
     @staticmethod
     def _sweep(client: ApiClient, namespace: str) -> None:
@@ -518,7 +541,8 @@ class KubernetesPlatform(Platform):
                 left.setdefault(facts["owner"], set()).update(facts["secrets"])
         for label, names in left.items():
             with contextlib.suppress(PlatformError):  # the next session tries again
-                remove_everything(client, namespace, label, names)
+                # Nobody waits for the pods' ends, as a run waits for this.
+                remove_everything(client, namespace, label, names, seconds=0.0)
                 notes.remove(label)
 
 
@@ -557,8 +581,6 @@ def _at_once(call: Callable[[Any], object], items: Sequence[Any], *, goes_on: bo
         except Exception as error:  # raised below, on the thread that waits
             errors.append(error)
 
-    if items:
-        with ThreadPoolExecutor(min(len(items), AT_ONCE), "muster-kubernetes") as pool:
-            list(pool.map(attempt, items))
+    at_once(attempt, items, AT_ONCE)
     if errors:
         raise errors[0]

@@ -11,15 +11,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from muster.agent.places import is_symbolic
 from muster.job import WorkerSpec
+from muster.platforms.agent_package import packed_agent, with_unpacking
 from muster.platforms.agents import agent_config
-from muster.platforms.workbench.agent_files import packed_agent
 
-AGENT = Path(__file__).resolve().parents[2] / "agent"
 HOME, SECRETS = "/muster", "/var/run/muster"  # in a pod: a folder that its worker may write to, and its Secrets
 NEWS = "/dev/termination-log"  # an agent reports its end here: Kubernetes reads it when the container has ended
 LARGEST_NAME = 63  # characters of a host name, which a pod's name becomes, and of a label's value
@@ -99,8 +97,8 @@ def name_of_agent(owner: str, submission: str) -> str:
 
 def agent_secret(setting: PodSetting) -> dict[str, Any]:
     """Return the Secret with the agent and its bytecode; it owns all else of its submission, for removal with it."""
-    packed = base64.b64decode(packed_agent(has_bytecode=True))
-    data = {"agent.zip": packed, "pod.py": (AGENT / "pod.py").read_bytes()}
+    program = with_unpacking("pod.py", "main(*sys.argv[1:], unpack=unpack)\n")
+    data = {"agent": packed_agent(has_bytecode=True), "pod.py": program.encode()}
     return _secret(name_of_agent(setting.owner, setting.submission), data, setting)
 
 

@@ -14,6 +14,7 @@ from muster.platforms.kubernetes import causes
 from muster.platforms.kubernetes.pods import WORKER
 
 GONE = "Its pod is gone: somebody has deleted it, or the cluster has with its node."
+AGAIN = "run again; kubectl get events says who else acts on pods there"
 DELETED = "Its pod was deleted: by somebody (kubectl delete), or by the cluster to make room."
 CAUSES = {
     "preempted": EndCause.PREEMPTED,
@@ -45,7 +46,7 @@ def seen(worker: Worker, pod: Mapping[str, Any] | None, was_stopped: bool, said:
         status = Status.STOPPED if was_stopped or worker.status is Status.STOPPING else Status.FAILED
         if status is Status.STOPPED:
             return worker.moved(status, reason=worker.reason, finished_at=time.time())
-        return worker.moved(status, reason=GONE, cause=EndCause.CANCELLED, finished_at=time.time())
+        return worker.moved(status, reason=GONE, cause=EndCause.CANCELLED, advice=AGAIN, finished_at=time.time())
     metadata, status = pod["metadata"], pod.get("status", {})
     name = (metadata.get("annotations") or {}).get(WORKER) or worker.name
     worker = replace(worker, name=name, created_at=worker.created_at or seconds(metadata.get("creationTimestamp")))
@@ -89,7 +90,8 @@ def _ended(worker: Worker, pod: Mapping[str, Any], was_stopped: bool) -> Worker:
     if told or pod["metadata"].get("deletionTimestamp"):
         if not pod["metadata"].get("deletionTimestamp"):
             return worker.moved(Status.STOPPED, reason=None, finished_at=finished)
-        return worker.moved(Status.STOPPED, reason=DELETED, cause=EndCause.CANCELLED, finished_at=finished)
+        told = {"reason": DELETED, "cause": EndCause.CANCELLED, "advice": AGAIN}
+        return worker.moved(Status.STOPPED, **told, finished_at=finished)
     if pod.get("status", {}).get("phase") == "Succeeded":
         return worker.moved(Status.SUCCEEDED, reason=None, finished_at=finished)
     return worker.moved(

@@ -56,6 +56,7 @@ class PooledPlatform(Platform):
         self.name = inner.name
         self.storage = inner.storage
         self.lease_seconds = inner.lease_seconds
+        self.machines_fail_alone = inner.machines_fail_alone
         self.python = inner.python
         self.launches_there = inner.launches_there
         self._inner = inner

@@ -61,7 +61,35 @@ REFUSALS = (
         r"time limit|partitiontimelimit", "it takes longer than the partition allows",
         ArgumentText("a shorter ", Argument("time", ""), ", or another partition"),
     ),
+    Refusal(
+        r"invalid node name", "there is no node of that name",
+        ArgumentText(Argument("nodelist", ""), " and ", Argument("exclude", ""), " nodes that `sinfo -N` lists"),
+    ),
+    Refusal(
+        r"not a valid node count", "that is no number of nodes",
+        ArgumentText(Argument("nodes", ""), " such as 2, or 2-4"),
+    ),
+    Refusal(
+        r"unrecognized option", "sbatch has no such option",
+        ArgumentText(Argument("sbatch_args", ""), " options that `sbatch --help` lists"),
+    ),
     SILENT,
+)  # fmt: skip
+# The same of the errors with which srun starts no step of the job that a session runs in.
+STEP_REFUSALS = (
+    Refusal(
+        r"memory required by task is not available", "the job that this session runs in has not so much memory",
+        ArgumentText("less ", Argument("memory", ""), " or fewer workers, or a job with more (--mem-per-cpu)"),
+    ),
+    Refusal(
+        r"more processors requested than permitted", "the job that this session runs in has not so many cores",
+        ArgumentText("less ", Argument("cpu", ""), " or fewer workers, or a job with more (--ntasks, --cpus-per-task)"),
+    ),
+    Refusal(
+        r"node configuration is not available|node count specification|more tasks requested",
+        "the job that this session runs in has not so many nodes, cores or GPUs",
+        ArgumentText("fewer or smaller workers, fewer ", Argument("nodes", ""), ", or a larger job"),
+    ),
 )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from muster.errors import JobError, ResourceError
@@ -96,13 +96,13 @@ def chosen(found: Mapping[str, Partition], names: str | None) -> list[Partition]
 
 
 def check_fits(
-    partitions: list[Partition], wanted: Mapping[str, Resources], time: str | None, spread: str | None = None
+    partitions: list[Partition], wanted: Sequence[tuple[str, Resources]], time: str | None, spread: str | None = None
 ) -> None:
     """Raise an error, with the number that does not fit, unless these partitions could run the workers.
 
     Args:
         partitions: the partitions.
-        wanted: the resources of each worker, in launch order.
+        wanted: the name, or words for it, and the resources of each worker, in launch order.
         time: their time limit, as the user gave it.
         spread: the number of nodes, as the user gave it.
 
@@ -112,7 +112,7 @@ def check_fits(
     """
     nodes = {node.name: node for partition in partitions for node in partition.nodes}.values()
     names = ", ".join(partition.name for partition in partitions)
-    for name, resources in wanted.items():
+    for name, resources in wanted:
         worker = name if name.rpartition("-")[2].isdecimal() else None
         memory = resources.memory_bytes / MEBIBYTE + AGENT_MEMORY
         most = {
@@ -126,9 +126,11 @@ def check_fits(
                 raise ResourceError(
                     f"{name} asks for {asked:g} {what}; the largest node that this platform has ({names}) has {there}.",
                     worker=worker,
+                    advice=ArgumentText("smaller workers, or another ", Argument("partition", "")),
                 )
-    _check_sum([*wanted.values()], sum(node.cpus for node in nodes), names)
-    _check_parts([*wanted.values()], [*nodes], names, spread)
+    all_wanted = [resources for _, resources in wanted]
+    _check_sum(all_wanted, sum(node.cpus for node in nodes), names)
+    _check_parts(all_wanted, [*nodes], names, spread)
     asked_minutes = minutes_of(time) if time else None
     allowed = [partition.minutes for partition in partitions]
     if asked_minutes and None not in allowed:
@@ -145,7 +147,8 @@ def _check_sum(wanted: list[Resources], there: int, names: str) -> None:
     if together > there:
         raise ResourceError(
             f"{len(wanted)} workers ask for {together} cores together; all nodes that this platform has ({names}) have "
-            f"{there}."
+            f"{there}.",
+            advice=ArgumentText("fewer or smaller workers, or another ", Argument("partition", "")),
         )
 
 
@@ -154,7 +157,7 @@ def _check_parts(wanted: list[Resources], nodes: list[Node], names: str, spread:
     parts = parts_of(wanted)
     if len(parts) < 2:
         return
-    needed = [max(_least_nodes(count, each, nodes), _said(count, spread)) for count, each in parts]
+    needed = [max(least_nodes(count, each, nodes), _said(count, spread)) for count, each in parts]
     if sum(needed) > len(nodes):
         raise ResourceError(
             f"Workers of {len(parts)} sizes ask for {' + '.join(map(str, needed))} nodes, as Slurm takes other nodes "
@@ -170,7 +173,7 @@ def _said(count: int, spread: str | None) -> int:
     return int(least) if least.isdecimal() else 1
 
 
-def _least_nodes(count: int, each: Resources, nodes: list[Node]) -> int:
+def least_nodes(count: int, each: Resources, nodes: list[Node]) -> int:
     """Return the least number of nodes that this number of workers needs, on the largest nodes."""
     memory = each.memory_bytes / MEBIBYTE + AGENT_MEMORY
     most = 1

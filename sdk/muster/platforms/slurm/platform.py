@@ -6,10 +6,10 @@ import contextlib
 import os
 import re
 import secrets
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,14 +20,16 @@ from muster.job import Resources, Status, Worker, WorkerSpec
 from muster.options.fields import option
 from muster.platforms.agents import default_log_cap
 from muster.platforms.base import Platform, Reach, Storage, read_log
+from muster.platforms.parallel import at_once
 from muster.platforms.session_guard import is_orphaned, owner
 from muster.platforms.slurm import commands, script
 from muster.platforms.slurm.guard import JobGuard
-from muster.platforms.slurm.nodes import Node, Partition, check_fits, chosen, partitions
+from muster.platforms.slurm.nodes import Node, Partition, check_fits, chosen, least_nodes, partitions
 from muster.platforms.slurm.queue import queue
 from muster.platforms.slurm.states import state_of
 from muster.platforms.slurm.submissions import HANDLE, Submission, Task, left_behind, task_of
 from muster.records.folders import muster_home
+from muster.runtime import children
 from muster.text.arguments import Argument, ArgumentText
 
 END_SECONDS = 10.0  # time that cancelled jobs may take to end
@@ -62,7 +64,7 @@ class SlurmPlatform(Platform):
     nodelist: str | None = option(None, "Nodes to take", metavar="NODES")
     exclude: str | None = option(None, "Nodes not to take", metavar="NODES")
     nodes: str | None = option(None, "Number of nodes to spread workers over", default="as few as fit", metavar="N")
-    sbatch_args: tuple[str, ...] = option((), "Further options of sbatch", metavar="ARGS")
+    sbatch_args: tuple[str, ...] = option((), "Further options of sbatch, in quotes", metavar="ARGS")
     folder: str | None = option(
         None, "Folder that the compute nodes see", default="slurm in Muster's own", metavar="PATH"
     )
@@ -74,6 +76,7 @@ class SlurmPlatform(Platform):
     poll_seconds = (0.3, 2.0)
     explain_seconds = 7.0
     launches_there = True
+    machines_fail_alone = False  # minutes later, once it has noticed, Slurm ends the whole job (NODE_FAIL)
 
     def __post_init__(self) -> None:
         self.storage = Storage.PROJECT if self.shared else Storage.NOTHING
@@ -124,8 +127,7 @@ class SlurmPlatform(Platform):
     def shortages(self, wanted: Sequence[Resources]) -> list[str]:
         """Return nothing: Slurm shares no resources. Raises ResourceError for workers that could never run."""
         if not self.allocation:
-            named = {f"each worker ({number})": resources for number, resources in enumerate(wanted)}
-            check_fits(self._chosen(), named, self.time, self.nodes)
+            check_fits(self._chosen(), [("each worker", each) for each in wanted], self.time, self.nodes)
         return []
 
     def submission_text(self, specs: Sequence[WorkerSpec]) -> str:
@@ -160,11 +162,16 @@ class SlurmPlatform(Platform):
 
     def _site(self, specs: Sequence[WorkerSpec]) -> script.SiteOptions:
         partitions = self._chosen()
+        nodes = [node for partition in partitions for node in partition.nodes]
         is_linear = re.search(r"^SelectType\s*=\s*select/linear", self._configuration, re.MULTILINE)
+        flags = {**self._flags(), **script.deadline_of(specs[0].queue_seconds, self.time)}
+        has_one_size = len({spec.resources for spec in specs}) == 1
+        if script.EXCLUSIVE in self.sbatch_args and has_one_size:  # Slurm then packs workers whatever their memory
+            flags.setdefault("nodes", str(least_nodes(len(specs), specs[0].resources, nodes)))
         return script.SiteOptions(
-            flags={**self._flags(), **script.deadline_of(specs[0].queue_seconds, self.time)},
+            flags=flags,
             raw=self.sbatch_args,
-            has_memory=all(node.memory > 1 for partition in partitions for node in partition.nodes),
+            has_memory=all(node.memory > 1 for node in nodes),
             has_gpus_per_task=not is_linear,
         )
 
@@ -179,7 +186,7 @@ class SlurmPlatform(Platform):
             return self._submitted[run_key]
         commands.check()
         if not self.allocation:
-            check_fits(self._chosen(), {spec.name: spec.resources for spec in specs}, self.time, self.nodes)
+            check_fits(self._chosen(), [(spec.name, spec.resources) for spec in specs], self.time, self.nodes)
         _check_logs(specs)
         if self._guard is None:
             self._sweep()
@@ -323,17 +330,15 @@ class SlurmPlatform(Platform):
             if task.pid:
                 pids.setdefault((task.node, made.part_of(number)), []).append(str(task.pid))
 
-        def end(node: str, part: int | None) -> None:
+        def end(there: tuple[str, int | None]) -> None:
+            node, part = there
             group = [] if part is None else [f"--het-group={part}"]
             commands.run(
                 "srun", f"--jobid={made.job}", *group, "--overlap", "--ntasks=1", "--nodes=1", "--mem=0",
                 f"--nodelist={node}", "kill", "-TERM", *pids[node, part], seconds=KILL_SECONDS,
             )  # fmt: skip
 
-        if pids:
-            with ThreadPoolExecutor(min(len(pids), AT_ONCE), "muster-slurm") as pool:
-                for ended in [pool.submit(end, node, part) for node, part in pids]:
-                    ended.result()
+        at_once(end, [*pids], AT_ONCE)
 
     def _cancel(self, made: Submission) -> None:
         """Cancel a submission's job, or its step in the job that this session runs in, but never that job."""
@@ -346,7 +351,7 @@ class SlurmPlatform(Platform):
                 "--signal=TERM", made.step
             )  # without a signal Slurm would send SIGKILL, and agents could not remove their files
         elif process is not None:
-            process.terminate()
+            children.send_signal(process, signal.SIGTERM)
 
     def reattach(self, handles: Sequence[str]) -> list[Worker]:
         """Take over workers by their handles."""
@@ -435,12 +440,11 @@ class SlurmPlatform(Platform):
 
 def _end_step(process: subprocess.Popen[bytes], step: str, deadline: float) -> None:
     """Wait for a step that was asked to end, and cancel it at the deadline. Raises PlatformError."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(max(deadline - time.monotonic(), 0.1))
+    if children.ends_within(process, max(deadline - time.monotonic(), 0.1)):
         return
     if step:
         commands.cancel(step)
-    process.terminate()
+    children.send_signal(process, signal.SIGTERM)
 
 
 def _word(text: str) -> str:

@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 
 from muster.errors import JobError
 from muster.job import Resources, WorkerSpec
+from muster.platforms.agent_package import program
 from muster.platforms.slurm.words import minutes_of
-from muster.platforms.workbench.agent_files import program
 from muster.text.arguments import Argument, ArgumentText
 
 MEBIBYTE = 1 << 20
 AGENT_MEMORY = 64  # MiB that a worker's task gets for its agent, on top of the worker's memory
 DEADLINE_MARGIN = 10  # minutes that a session may take to cancel a job that it waits for no longer
 # Options of sbatch that only Muster sets. Abbreviations of them are refused, too, as sbatch accepts these.
+EXCLUSIVE = "--exclusive"  # option of sbatch's, for nodes that no other job is on
 OWN = (
     "array", "clusters", "comment", "cpus-per-task", "job-name", "mem-per-cpu", "ntasks", "open-mode", "output",
     "parsable", "requeue", "test-only", "wait", "wrap",
@@ -176,14 +177,24 @@ def batch_script(folder: str, label: str, owner: str, wanted: Sequence[Resources
         if len(parts) > 1 and "nodes" in flags:
             flags["nodes"] = nodes_of(count, flags["nodes"])
         arguments = worker_arguments(count, resources, site)
+        asked = _for_whole_nodes(arguments) if EXCLUSIVE in site.raw else arguments
         words += [
-            *(["hetjob"] if number else []), f"--job-name={label}", f"--comment=muster:{owner}", *arguments,
+            *(["hetjob"] if number else []), f"--job-name={label}", f"--comment=muster:{owner}", *asked,
             *(f"--{name}={value}" for name, value in flags.items()), "--no-requeue", f"--output={output}",
             "--open-mode=append", *site.raw,
         ]  # fmt: skip
         steps.append([*([f"--het-group={number}"] if len(parts) > 1 else []), *arguments])
     lines = ["#!/bin/sh", *(f"#SBATCH {_quoted(word)}" for word in words)]
     return "\n".join([*lines, "umask 077", f"exec {shlex.join(launch_command(folder, steps, label))}", ""])
+
+
+def _for_whole_nodes(arguments: Sequence[str]) -> list[str]:
+    """Return a job's options with all memory of its nodes in place of each core's share.
+
+    A job that has nodes for itself has all their cores: Slurm counts the share of each, whether a worker uses it or
+    not, and refuses what only that makes too much.
+    """
+    return ["--mem=0" if word.startswith("--mem-per-cpu=") else word for word in arguments]
 
 
 def _quoted(word: str) -> str:

@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from muster.job import EndCause, Status, Worker, memory_argument
+from muster.platforms.refusals import find_refusal, in_words
+from muster.platforms.slurm.commands import STEP_REFUSALS
 from muster.platforms.slurm.queue import queue
 from muster.platforms.slurm.submissions import Submission, Task, task_of
 from muster.platforms.slurm.words import (
@@ -23,6 +25,7 @@ from muster.platforms.slurm.words import (
     state_word,
     why_pending,
 )
+from muster.runtime.children import has_ended
 from muster.text.arguments import Argument, ArgumentText
 
 SETTLE_SECONDS = 4.0  # after an agent's end, in which Slurm may still show as running a job that it has ended
@@ -72,8 +75,13 @@ def state_of(worker: Worker, made: Submission, task: Task | None, step: subproce
 
 
 def _may_be_slurms(task: Task) -> bool:
-    """Return whether Slurm may have ended a task, as it does when the job is cancelled or over its time limit."""
-    return task.outcome["status"] is Status.STOPPED or task.outcome.get("signal") in ENDED_BY_SLURM
+    """Return whether Slurm may have ended a task, as it does when the job is cancelled or over its time limit.
+
+    A shell whose command a signal has ended exits with 128 and the signal's number.
+    """
+    told = task.outcome
+    ended_by = told.get("signal") or (told.get("exit_code") or 0) - 128
+    return told["status"] is Status.STOPPED or ended_by in ENDED_BY_SLURM
 
 
 def _as_told(worker: Worker, made: Submission, task: Task) -> Worker:
@@ -98,9 +106,14 @@ def _more_memory(worker: Worker) -> ArgumentText:
 def _of_step(worker: Worker, made: Submission, task: Task, step: subprocess.Popen[bytes] | None) -> Worker:
     if task.outcome:
         return _as_told(worker, made, task)
-    if step is None or step.poll() is None:
+    if step is None or not has_ended(step):
         return worker if task.at is not None else worker.moved(Status.STARTING, placed_at=worker.created_at)
-    reason = f"Its step ended with status {step.returncode} before its agent could say why. {made.last_words()}"
+    said = made.last_words()
+    refusal = find_refusal(STEP_REFUSALS, said)
+    if refusal is not None:
+        reason, advice = in_words("Its step could not be started", said, refusal, "Slurm"), refusal.advice
+        return worker.moved(Status.FAILED, reason=reason, advice=advice, finished_at=time.time())
+    reason = f"Its step ended with status {step.returncode} before its agent could say why. {said}"
     return worker.moved(Status.FAILED, reason=reason.strip(), finished_at=time.time())
 
 

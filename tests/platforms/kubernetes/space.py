@@ -1,4 +1,4 @@
-"""Fixtures of tests on a real Kubernetes: one cluster for all of them, a namespace for each."""
+"""A real Kubernetes for tests: one cluster for all of them, a namespace for each."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Space:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+def kubernetes_of_tests() -> Iterator[Cluster]:
     """The cluster that ``MUSTER_TEST_KUBECONFIG`` names, or else one of the tests' own; skips where there is none."""
     named = os.environ.get("MUSTER_TEST_KUBECONFIG")
     if named:
@@ -74,8 +74,9 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def space(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Space]:
+def space(kubernetes_of_tests: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Space]:
     """A namespace for one test; fails where something of Muster's is left in it."""
+    cluster = kubernetes_of_tests
     folder = tmp_path / "project"
     folder.mkdir()
     monkeypatch.chdir(folder)
