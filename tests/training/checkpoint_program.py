@@ -96,9 +96,12 @@ def die_at(total: int) -> None:
 def fit(folder: Path, name: str, checkpoints: str, dies: bool = False) -> None:
     """`model.fit` from wherever it was."""
     reports: list[list[int]] = []
-    progress._reporter = progress.Reporter(
-        lambda message, seconds: reports.append([message[what] for what in ("epoch", "step", "examples")])
-    )
+
+    def take(message: dict[str, Any], seconds: float) -> bool:
+        reports.append([message[what] for what in ("epoch", "step", "examples")])
+        return True
+
+    progress._reporter = progress.Reporter(take)
     os.environ[progress.ADDRESS_VARIABLE] = "this list"
     model, residuals = network("one-bit"), Residuals()
     checkpoint = Checkpoint(folder / checkpoints, model, own={"residuals": residuals}, keep=2)

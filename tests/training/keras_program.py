@@ -19,7 +19,7 @@ import numpy.typing as npt
 import tensorflow as tf
 from muster.training import horovod, progress
 from muster.training import keras as distributed
-from muster.training.communication import Scheme, TopK
+from muster.training.communication import BlockMomentum, Scheme, TopK
 
 from tests.training.forked_ranks import Ranks
 
@@ -83,6 +83,112 @@ def fit() -> dict[str, Any]:
         "bytes_sent": model.optimizer.communication.bytes_sent,
         "predictions": model.predict(np.eye(8, dtype="float32"), verbose=0).tolist(),
     }
+
+
+class Own(keras.Model):  # type: ignore[misc]
+    """A model whose outputs are unknown before it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = keras.layers.Dense(3, activation="softmax")
+
+    def call(self, inputs: Any) -> Any:
+        return self.layer(inputs)
+
+
+def traces() -> dict[str, Any]:
+    """How often the training step of several kinds of models was traced, and what their histories have."""
+    two = keras.Input((8,))
+    outputs = {name: keras.layers.Dense(3, activation="softmax", name=name)(two) for name in ("left", "right")}
+    own = Own()
+    own(np.zeros((1, 8), "float32"))
+    images, labels = own_data()
+    both = {"left": labels, "right": labels}
+    kinds: dict[str, tuple[keras.Model, Any, Any]] = {
+        "plain": (network(), labels, ["accuracy"]),
+        "without metrics": (network(), labels, None),
+        "own metric": (network(), labels, [keras.metrics.SparseTopKCategoricalAccuracy(2)]),
+        "two outputs": (keras.Model(two, outputs), both, {"left": ["accuracy"], "right": []}),
+        "own class": (own, labels, ["accuracy"]),
+        "no such metric": (network(), labels, ["exactness"]),
+    }
+    found: dict[str, Any] = {}
+    for kind, (model, truth, metrics) in kinds.items():
+        optimizer = distributed.DistributedOptimizer(keras.optimizers.Adam(0.01))
+        model.compile(optimizer, "sparse_categorical_crossentropy", metrics=metrics, jit_compile=False)
+        calls: list[int] = []
+        step = model.train_step
+        model.train_step = lambda batch, calls=calls, step=step: calls.append(1) or step(batch)
+        try:
+            histories = [
+                model.fit(images, truth, 16, verbose=0, callbacks=distributed.callbacks()).history for _ in range(2)
+            ]
+        except ValueError as error:
+            found[kind] = str(error)
+            continue
+        found[kind] = [len(calls), sorted(histories[0]), sorted(histories[0]) == sorted(histories[1])]
+    return found
+
+
+class OneHot(keras.Model):  # type: ignore[misc]
+    """A model whose training step uses other labels than the data set's."""
+
+    def train_step(self, data: Any) -> Any:
+        images, labels = data
+        return super().train_step((images, keras.ops.one_hot(labels, 3)))
+
+
+class AutoEncoder(keras.Model):  # type: ignore[misc]
+    """A model whose metrics compare its output with its input."""
+
+    def compute_loss(self, x: Any, y: Any, y_pred: Any, *others: Any, **more: Any) -> Any:
+        return keras.ops.mean(keras.ops.square(x - y_pred))
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        return super().compute_metrics(x, x, y_pred, sample_weight)
+
+
+class HalfTrained(keras.Model):  # type: ignore[misc]
+    """A model whose training step changes only the variables of its last layer."""
+
+    def train_step(self, data: Any) -> Any:
+        images, labels = data
+        last = self.layers[-1].trainable_variables
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(images, labels, self(images, training=True))
+        self.optimizer.apply(tape.gradient(loss, last), last)
+        return {"loss": loss}
+
+
+def own_steps() -> dict[str, Any]:
+    """Models with steps of their own, and a callback after ours that sets weights: what came of them."""
+    images, labels = own_data()
+    inputs = keras.Input((8,))
+    hidden = keras.layers.Dense(8)(inputs)
+    outputs = keras.layers.Dense(3, activation="softmax")(hidden)
+    entropy, sparse = "categorical_crossentropy", "sparse_categorical_crossentropy"
+    block = BlockMomentum(16, 16, momentum=0.5)
+    kinds: dict[str, tuple[keras.Model, str, Any]] = {
+        "one hot": (OneHot(inputs, outputs), entropy, None),
+        "auto-encoder": (AutoEncoder(inputs, hidden), "mse", None),
+        "half trained": (HalfTrained(inputs, outputs), sparse, block),
+    }
+    found: dict[str, Any] = {}
+    for kind, (model, loss, scheme) in kinds.items():
+        optimizer = distributed.DistributedOptimizer(keras.optimizers.SGD(0.01), compression=scheme)
+        metrics = None if kind == "half trained" else ["accuracy"]
+        model.compile(optimizer, loss, metrics=metrics, jit_compile=False)
+        history = model.fit(images, labels, 16, verbose=0, callbacks=[distributed.BroadcastVariables()]).history
+        found[kind] = sorted(history)
+    model = network()
+    optimizer = distributed.DistributedOptimizer(
+        keras.optimizers.SGD(0.0), compression=BlockMomentum(16, 16, momentum=0.5)
+    )
+    restored = [np.full(weight.shape, 5.0) for weight in model.weights]
+    later = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: model.set_weights(restored))
+    compiled(model, optimizer).fit(images, labels, 16, verbose=0, callbacks=[*distributed.callbacks(), later])
+    found["restored"] = sorted({float(value) for weight in model.weights for value in weight.numpy().ravel()})
+    return found
 
 
 def fit_without_averaging() -> dict[str, Any]:
@@ -261,6 +367,8 @@ def load_what_two_ranks_saved() -> dict[str, Any]:
 
 CHECKS = [
     fit,
+    traces,
+    own_steps,
     fit_without_averaging,
     fit_on_common_data,
     custom_loops,

@@ -45,6 +45,28 @@ def test_ranks_begin_apart_and_end_bit_identical_on_different_data(runs: Runs) -
     assert first["steps"] == second["steps"] == 12
 
 
+def test_the_training_step_is_traced_once_where_that_can_be_had(runs: Runs) -> None:
+    for found in [runs.alone["traces"], *runs.of_both("traces")]:
+        assert "exactness" in found.pop("no such metric")
+        assert found == {
+            "plain": [1, ["accuracy", "loss"], True],
+            "without metrics": [1, ["loss"], True],
+            "own metric": [1, ["loss", "sparse_top_k_categorical_accuracy"], True],
+            "two outputs": [2, ["left_accuracy", "left_loss", "loss", "right_loss"], True],
+            "own class": [2, ["accuracy", "loss"], True],
+        }
+
+
+def test_models_with_steps_of_their_own_and_weights_that_other_callbacks_set_are_trained_as_before(runs: Runs) -> None:
+    for found in [runs.alone["own_steps"], *runs.of_both("own_steps")]:
+        assert found == {
+            "one hot": ["accuracy", "loss"],
+            "auto-encoder": ["accuracy", "loss"],
+            "half trained": ["loss"],
+            "restored": [5.0],
+        }
+
+
 def test_without_averaging_the_same_check_fails(runs: Runs) -> None:
     first, second = runs.of_both("fit_without_averaging")
     assert first["before"] == second["before"]

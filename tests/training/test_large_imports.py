@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from muster.agent import runner
+from muster.runner import runner
 
 from tests.support import environment
 
@@ -101,3 +101,20 @@ def test_what_tensorflow_has_yet_to_write_is_written_at_the_end(tmp_path: Path) 
     for folder in ("own", "default"):
         (file,) = (tmp_path / folder).iterdir()
         assert b"loss" in file.read_bytes()
+
+
+IDLE = """
+import tensorflow
+from muster.runner import hooks
+from tensorflow.python.eager import context
+
+hooks.write_what_is_buffered()
+print(context.context()._context_handle)
+"""
+
+
+@pytest.mark.slow
+def test_the_end_of_a_process_that_has_only_imported_tensorflow_looks_for_no_devices(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", IDLE]
+    found = subprocess.run(command, cwd=tmp_path, env=environment(), check=True, stdout=subprocess.PIPE, text=True)
+    assert found.stdout == "None\n"

@@ -40,6 +40,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
         now[0] += seconds
 
     yield advance
+    reporter._waiting.clear()
     reporter._is_held = False  # its thread sends nothing to the next test
 
 
@@ -60,6 +61,64 @@ def received(clock: Callable[[float], None], monkeypatch: pytest.MonkeyPatch) ->
                     return found
 
         yield messages
+
+
+def test_what_finds_no_room_is_sent_once_there_is_some(received: Received) -> None:
+    """As at the end of an epoch that many ranks reach at once: the kernel's queue has room for ten, or some more."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as others:
+        others.setblocking(False)
+        others.connect(os.environ["MUSTER_REPORT"])
+        with pytest.raises(BlockingIOError):
+            while True:
+                others.send(b"{}")
+    report(4, steps=5, epoch=1, loss=0.5)
+    report(5, steps=5, epoch=1, accuracy=1)
+    report(1, steps=5, epoch=2, loss=0.125)
+    assert not any(received())
+    found: list[dict[str, Any]] = []
+
+    def has_come() -> bool:
+        found.extend(received())
+        return len(found) == 2
+
+    eventually(has_come, "two messages")
+    assert [(message["epoch"], message["step"], message["metrics"]) for message in found] == [
+        (1, 5, {"loss": 0.5, "accuracy": 1.0}),
+        (2, 1, {"loss": 0.125}),
+    ]
+
+
+def test_what_finds_no_room_waits_for_some_at_the_end(received: Received, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        """
+        import os, socket
+        from muster.training import report
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as others:
+            others.setblocking(False)
+            others.connect(os.environ["MUSTER_REPORT"])
+            try:
+                while True:
+                    others.send(b"{}")
+            except BlockingIOError:
+                pass
+        report(5, steps=5, loss=0.25)
+        print("ended", flush=True)
+        """.replace("\n        ", "\n")
+    )
+    given = environment(MUSTER_REPORT=os.environ["MUSTER_REPORT"])
+    with subprocess.Popen(
+        [sys.executable, str(tmp_path / "train.py")], cwd=REPOSITORY, env=given, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ended\n"
+        found: list[dict[str, Any]] = []
+
+        def has_come() -> bool:
+            found.extend(filter(None, received()))
+            return bool(found)
+
+        eventually(has_come, "a message")
+    assert [message["step"] for message in found] == [5]
 
 
 def test_a_report_is_one_message_with_what_was_given(received: Received, monkeypatch: pytest.MonkeyPatch) -> None:

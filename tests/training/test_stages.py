@@ -12,7 +12,7 @@ from typing import Any
 import muster
 import pytest
 from muster.events import Event
-from muster.records.first_step import first_step
+from muster.records.first_step import first_step, importing
 from muster.training import stages
 from muster.training.stages import BUILDING, RUNNING, SILENT_SECONDS, Stages
 
@@ -272,14 +272,26 @@ sys.path.insert(0, {str(Path(stages.__file__).parents[2])!r})
 from muster.training import stages
 for number in range(4000):
     sys.modules[f"package{{number % 300}}.module{{number}}"] = types.ModuleType("x")
-began = time.process_time()
-for _ in range(100):
+
+def look():
+    began = time.process_time()
     assert stages.importing() is None
     stages.outermost(sys._getframe(), stages.BUILDERS)
-print((time.process_time() - began) / 100)
+    return time.process_time() - began
+
+print(min(look() for _ in range(100)))  # other processes, which share the caches, only ever add to it
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 0.01 * stages.CHECK_SECONDS
+
+
+def test_a_server_has_imported_when_it_listens() -> None:
+    stage = {"stage": "importing tensorflow", "seconds": 0.1}
+    events = [Event("stage", "ps-0", stage, 10), Event("stage", "worker-0", {**stage, "rank": 0}, 10)]
+    events += [Event("stage", "worker-0", {"stage": RUNNING, "rank": 0, "seconds": 3}, 13)]
+    ended = [Event("process_exited", name, {"pid": 1}, 90) for name in ("worker-0", "ps-0")]
+    assert importing([*events, Event("listening", "ps-0", {"port": 1}, 14), *ended]) == 4
+    assert importing([*events, *ended]) == 80, "it has not said more"
 
 
 def test_a_slow_start_is_explained_by_the_process_that_was_last() -> None:

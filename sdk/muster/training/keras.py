@@ -20,6 +20,7 @@ are used here. In a process that `horovodrun` did not start, everything works wi
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -37,13 +38,8 @@ with extra("tensorflow"):
 
 from . import communication, horovod
 from .checkpoint import Checkpoint
-from .progress import preempted, report, warn
+from .progress import preempted, report
 from .store import write_durably
-
-SAME_EXAMPLES = (
-    "reads the same examples as all other ranks, as their losses say: all do the same work. muster.training.partition "
-    "gives each rank its share"
-)
 
 Logs = Optional[Dict[str, Any]]
 SECONDS_PER_LOOK = 1.0  # about how often the ranks check for preemption
@@ -88,21 +84,26 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it, which is used l
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
         if not self.built:
             self.build(variables)
+        _build_scheme(self, variables)
 
         def apply_reduced(reduced: Sequence[communication.Gradient]) -> None:
             # Schemes apply in a branch of tf.cond, and Keras accepts no mixture of tensors from inside and outside it.
             inside = [None if gradient is None else tf.identity(gradient) for gradient in reduced]
             type(self).apply(self, inside, trainable_variables)
 
-        averages = {id(average) for average in getattr(self, "_model_variables_moving_average", ())}  # of `use_ema`
-        slots = [slot for slot in self.variables if len(slot.shape) and id(slot) not in averages]
-        scheme.build(variables, slots)
         scheme.step(grads, variables, apply_reduced)
 
     # On the instance and not in a subclass: a subclass would be saved under a name that nobody can load.
     optimizer.apply = types.MethodType(apply, optimizer)
     optimizer.communication = scheme
     return optimizer
+
+
+def _build_scheme(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Make the variables of an optimizer's scheme, unless they are there; the optimizer is built."""
+    averages = {id(average) for average in getattr(optimizer, "_model_variables_moving_average", ())}  # of `use_ema`
+    slots = [slot for slot in optimizer.variables if len(slot.shape) and id(slot) not in averages]
+    optimizer.communication.build(variables, slots)
 
 
 def broadcast_variables(
@@ -161,34 +162,54 @@ def _size(variable: Any) -> int:
 class BroadcastVariables(keras.callbacks.Callback):
     """Gives every rank the model and optimizer variables of one rank before the first step.
 
+    It also makes the variables that the first step would make, so that TensorFlow traces that step only once.
     With several ranks it also raises ValueError if they would wait for each other for ever, or train apart.
     """
 
     def __init__(self, root_rank: int = 0) -> None:
         super().__init__()
         self.root_rank = root_rank
-        self._steps = 0  # with a reported loss, up to 2
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Check how the model is compiled, then broadcast; raises ValueError."""
-        self._steps = 0
         if horovod.size() > 1:
             _check_compiled(self.model)
             _check_steps(self.params.get("steps"))
         broadcast_variables(self.model, self.model.optimizer, self.root_rank)
+        _prepare_first_step(self.model)
 
-    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """After the second step, warn if all ranks read the same examples: they then have the same loss, bit for bit.
 
-        After the first step that says nothing: the loss of a model whose initial output is zero may be the same for
-        different examples.
-        """
-        if self._steps < 2 and logs and horovod.size() > 1:
-            self._steps += 1
-            if self._steps == 2 and "loss" in logs:
-                loss = zlib.crc32(repr(float(logs["loss"])).encode())
-                if not horovod.differing([loss], "second_loss"):
-                    warn(SAME_EXAMPLES)
+def _prepare_first_step(model: keras.Model) -> None:
+    """Have the variables of the scheme and the metrics made just before the first step, after all callbacks.
+
+    TensorFlow traces a function once more if it has made variables, which takes as long as the first time. A model with
+    a training step of its own makes them there: nothing is known of the variables and labels that it uses.
+    """
+    step = model.train_function
+    if step is None or type(model).train_step is not keras.Model.train_step:
+        return
+
+    def prepare_and_step(iterator: Any) -> Any:
+        model.train_function = step
+        if hasattr(model.optimizer, "communication"):
+            _build_scheme(model.optimizer, model.trainable_variables)
+        if type(model).compute_metrics is keras.Model.compute_metrics:
+            with contextlib.suppress(Exception):  # what is wrong with the metrics is raised by the step itself
+                _build_metrics(model, iterator.element_spec)
+        return step(iterator)
+
+    model.train_function = prepare_and_step
+
+
+def _build_metrics(model: keras.Model, batch: Any) -> None:
+    """Build the metrics that the model is compiled with, for batches of this specification.
+
+    It uses private parts of Keras 3. Only the metrics of models with one output are built, others by the first step.
+    """
+    _, labels, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    metrics = model._compile_metrics
+    if not metrics.built and isinstance(labels, tf.TensorSpec) and len(model.outputs) == 1:
+        metrics.build(keras.KerasTensor(labels.shape, labels.dtype.name), model.outputs[0])
 
 
 def _check_compiled(model: keras.Model) -> None:

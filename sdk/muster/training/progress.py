@@ -1,14 +1,16 @@
 """Progress reports of a training script to its worker's agent: one JSON datagram for each report.
 
-A report must never disturb training: it costs microseconds, never blocks, and is lost if the agent cannot take it.
-Reports that come faster than `MAX_PER_SECOND` are merged into one: for each field the newest value wins. If no more
-come, a thread sends what was held back, so that a script that hangs is shown at the step at which it hangs.
+A report must never disturb training: it costs microseconds, and never blocks. Reports that come faster than
+`MAX_PER_SECOND` are merged into one: for each field the newest value wins. If no more come, a thread sends what was
+held back, so that a script that hangs is shown at the step at which it hangs; and what found the agent's queue full, as
+many ranks may fill it at the end of an epoch.
 
 Standard library and Python 3.6 syntax only (hence `Optional` and the like), since any training interpreter imports
 this. The script waits for the import, so that `typing` is imported for type checkers only.
 """
 
 import atexit
+import collections
 import contextlib
 import json
 import math
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Mapping, Optional, SupportsFloat, SupportsInt, Union
 
 ADDRESS_VARIABLE = "MUSTER_REPORT"
-RANK_VARIABLES = ("HOROVOD_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MUSTER_RANK")
+MARK_VARIABLE = "MUSTER_PROCESS"  # which of the agent's processes this one is, or descends from
+RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MUSTER_RANK")
+KEPT_VARIABLES = (ADDRESS_VARIABLE, MARK_VARIABLE, *RANK_VARIABLES, "MUSTER_SCRATCH", "MUSTER_SERVES")
 MAX_PER_SECOND = 5  # of each process: no person can read more; agents and session forward them all
 ARGUMENTS = ("step", "epoch", "steps", "epochs", "examples", "bytes_sent")  # of `report`, beside the metrics
 NOTICE = "preempted"  # the file in the worker's scratch folder, which its agent makes
@@ -33,6 +37,7 @@ LIKENESS = 0.85  # similarity of a metric's name to an argument's from which on 
 SAME_EXAMPLES = 5  # steps after the first with the same number of examples, which then counts as a mistake
 MAX_NAMES = 256  # of metrics that are checked
 SECONDS_PER_CHECK = 0.5  # interval of the thread that sends what was held back
+MOST_WAITING = 20  # messages that wait for room in the agent's queue: the last of each epoch
 SECONDS_AT_EXIT = 0.5  # the last report may wait this long for room in the agent's queue: training is over by then
 
 
@@ -73,7 +78,7 @@ def report(
     report of the last of `steps`, and the last one before the process hangs or ends. The one before a hang omits
     metrics that are on another device, as fetching them could block for ever.
     """
-    if not os.environ.get(ADDRESS_VARIABLE):
+    if not variable(ADDRESS_VARIABLE):
         return
     counts = {
         "step": step,
@@ -104,8 +109,8 @@ def preempted() -> bool:
     `muster.training.keras.SaveCheckpoints` does by itself. The call looks for a file, which costs microseconds. A
     script can go on afterwards, until the platform ends the worker.
     """
-    scratch = os.environ.get("MUSTER_SCRATCH")
-    return bool(scratch) and os.path.exists(os.path.join(str(scratch), NOTICE))
+    scratch = variable("MUSTER_SCRATCH")
+    return bool(scratch) and os.path.exists(os.path.join(scratch, NOTICE))
 
 
 def warn(text: str) -> None:
@@ -113,7 +118,7 @@ def warn(text: str) -> None:
 
     Without a session the warning is printed to standard error; otherwise it stays out of the script's output.
     """
-    if os.environ.get(ADDRESS_VARIABLE):
+    if variable(ADDRESS_VARIABLE):
         _tell({"kind": "warning", "text": text}, SECONDS_AT_EXIT)
     else:
         sys.stderr.write("muster: this process {}\n".format(text))
@@ -121,17 +126,34 @@ def warn(text: str) -> None:
 
 def thread_failed(thread: str, kind: str, message: str) -> None:
     """Warn that an exception has ended a thread of the script, but not the script."""
+    _part_failed("thread {}".format(thread[:100]), kind, message)
+
+
+def fork_failed(kind: str, message: str) -> None:
+    """Warn that an exception has ended this process, a fork of the script's, but not the script."""
+    _part_failed("fork, process {}".format(os.getpid()), kind, message)
+
+
+def _part_failed(part: str, kind: str, message: str) -> None:
     lines = message.splitlines()
     text = "{}: {}".format(kind, lines[0][:500]) if lines else kind
-    _tell(
-        {"kind": "warning", "text": "has lost its thread {}: {}".format(thread[:100], text), "is_of_thread": True},
-        SECONDS_AT_EXIT,
-    )
+    _tell({"kind": "warning", "text": "has lost its {}: {}".format(part, text), "is_of_thread": True}, SECONDS_AT_EXIT)
+
+
+def keep_variables() -> None:
+    """Keep the variables by which this process is known to its agent: the script may clear its environment."""
+    _kept.clear()
+    _kept.update((name, os.environ[name]) for name in KEPT_VARIABLES if name in os.environ)
+
+
+def variable(name: str) -> str:
+    """Return a variable that Muster or a launcher has set, also where the script has removed it; empty without one."""
+    return os.environ.get(name) or _kept.get(name, "")
 
 
 def watch_stages() -> None:
     """Start a thread that reports the main thread's stages to the agent, until its first step is done."""
-    if not os.environ.get(ADDRESS_VARIABLE):
+    if not variable(ADDRESS_VARIABLE):
         return
     arguments = (_stages, threading.main_thread().ident)
     watching = threading.Thread(target=stages.watch, args=arguments, name="muster-stages", daemon=True)
@@ -151,6 +173,11 @@ def script_ended() -> None:
         _warn_of_apart(stages.ENDED_ALONE)
 
 
+def leaves() -> None:
+    """Send the last report, as the process is about to end without its exit functions."""
+    _reporter.flush_at_once()
+
+
 def _first_step() -> None:
     _stages.first_step()
     _warn_of_apart(stages.ALONE)
@@ -167,20 +194,21 @@ def _warn_of_apart(alone: str) -> None:
 
 def _tell(message: "Mapping[str, Any]", seconds: float = 0.0) -> None:
     """Send one message of this process to its agent; wait at most `seconds` for room in the agent's queue."""
-    if os.environ.get(ADDRESS_VARIABLE):
-        _send_datagram(dict(message, rank=_rank()), seconds)
+    if variable(ADDRESS_VARIABLE):
+        _send_datagram(dict(message, rank=global_rank()), seconds)
 
 
 class Reporter:
     """Merges reports and sends them at a bounded rate; safe to call from several threads.
 
     Args:
-        send: Function of a finished message, and of the seconds that it may wait for room in the agent's queue.
+        send: Function of a finished message, and of the seconds that it may wait for room in the agent's queue; returns
+            whether there was room.
         clock: Monotonic time in seconds.
     """
 
     def __init__(
-        self, send: "Callable[[Dict[str, Any], float], None]", clock: "Callable[[], float]" = time.monotonic
+        self, send: "Callable[[Dict[str, Any], float], bool]", clock: "Callable[[], float]" = time.monotonic
     ) -> None:
         self._send = send
         self._clock = clock
@@ -195,7 +223,8 @@ class Reporter:
         self._epoch = None  # type: Optional[int]
         self._next_send = float("-inf")
         self._is_held = False  # a report is held back, of which nothing has been sent
-        self._is_watched = False  # the thread that sends it is running
+        self._waiting = collections.deque(maxlen=MOST_WAITING)  # type: collections.deque[Dict[str, Any]]
+        self._is_watched = False  # the thread that sends them is running
 
     def report(self, counts: "Mapping[str, int]", metrics: "Mapping[str, Any]") -> None:
         """Take one report, and send it unless another one went out just now."""
@@ -219,10 +248,22 @@ class Reporter:
         self._notice_fork()
         with self._lock:
             if self._reported_at is None:
+                self._send_waiting(seconds)
                 return
             # Converted here and not in `report`: the value may still be on its way from a GPU, and most are never sent.
             self._tell(self._metrics, seconds)
             self._counts, self._metrics, self._reported_at = {}, {}, None
+
+    def flush_at_once(self) -> None:
+        """Send the waiting report, without waiting for ever for a thread that is stuck in sending it."""
+        self._notice_fork()
+        if self._lock.acquire(timeout=SECONDS_AT_EXIT):
+            try:
+                if self._reported_at is not None:
+                    self._send_what_is_here()
+                self._send_waiting(SECONDS_AT_EXIT)
+            finally:
+                self._lock.release()
 
     def _notice_fork(self) -> None:
         """Begin anew in a forked child: the waiting report, and any thread that holds the lock, are the parent's."""
@@ -232,6 +273,9 @@ class Reporter:
     def _hold(self) -> None:
         """Have the waiting report sent a moment later, unless it is merged into a later one before that."""
         self._is_held = True
+        self._watch_soon()
+
+    def _watch_soon(self) -> None:
         if not self._is_watched:
             self._is_watched = True
             watching = threading.Thread(target=self._watch, name="muster-report", daemon=True)
@@ -241,15 +285,16 @@ class Reporter:
                 self._is_watched = False
 
     def _watch(self) -> None:
-        """Send reports that have been held back for too long, until none is held back."""
+        """Send reports that have been held back for too long, or found no room, until there are none."""
         while True:
             time.sleep(SECONDS_PER_CHECK)
             with self._lock:
-                if not self._is_held:
+                if not (self._is_held or self._waiting):
                     self._is_watched = False
                     return
-                if self._clock() >= self._next_send:
+                if self._is_held and self._clock() >= self._next_send:
                     self._send_what_is_here()
+                self._send_waiting(0.0)
 
     def _send_what_is_here(self) -> None:
         """Send the waiting report without metrics on other devices: fetching them could block `report` for ever.
@@ -263,14 +308,39 @@ class Reporter:
             self._counts, self._reported_at = {}, None
 
     def _tell(self, metrics: "Mapping[str, Any]", seconds: float) -> None:
-        message = {"kind": "progress", "rank": _rank(), "time": self._reported_at}  # type: Dict[str, Any]
+        message = {"kind": "progress", "rank": global_rank(), "time": self._reported_at}  # type: Dict[str, Any]
         message.update(self._counts)
         numbers = _converted(metrics, _json_number)
         if numbers:
             message["metrics"] = numbers
         self._is_held = False
         self._next_send = self._clock() + 1 / MAX_PER_SECOND
-        self._send(message, seconds)
+        self._enqueue(message)
+        self._send_waiting(seconds)
+
+    def _enqueue(self, message: "Dict[str, Any]") -> None:
+        """Have a message wait for room, merged with the one before it if that is of the same epoch."""
+        last = self._waiting.pop() if self._waiting else message
+        if last.get("epoch") == message.get("epoch"):
+            metrics = dict(last.get("metrics", {}), **message.get("metrics", {}))
+            message = dict(last, **message)
+            if metrics:
+                message["metrics"] = metrics
+        else:
+            self._waiting.append(last)
+        self._waiting.append(message)
+
+    def _send_waiting(self, seconds: float) -> None:
+        """Send the messages that wait for room, the oldest first, and keep those for which there is none."""
+        deadline = time.monotonic() + seconds
+        while self._waiting:
+            oldest = self._waiting[0]
+            if not self._send(oldest, max(0.0, deadline - time.monotonic()) if seconds else 0.0):
+                break
+            if self._waiting and self._waiting[0] is oldest:  # no signal handler has reported meanwhile
+                self._waiting.popleft()
+        if self._waiting:
+            self._watch_soon()
 
 
 def _is_here(value: "Any") -> bool:
@@ -338,30 +408,42 @@ def _warn_once(name: str, text: str) -> None:
 
 def _json_number(value: "Any") -> "Union[float, str]":
     """Return a value for strict JSON: the float, or "NaN", "Infinity" or "-Infinity", which `float()` reads back."""
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond the largest float
+        number = math.inf if value > 0 else -math.inf
     return number if math.isfinite(number) else json.dumps(number)
 
 
-def _rank() -> "Optional[int]":
+def global_rank() -> "Optional[int]":
     """Return this process's global rank, which its launcher put into the environment; None if there is none."""
-    for variable in RANK_VARIABLES:
-        value = os.environ.get(variable, "")
+    for name in RANK_VARIABLES:
+        value = variable(name)
         if value.isdecimal():
             return int(value)
     return None
 
 
-def _send_datagram(message: "Mapping[str, Any]", seconds: float) -> None:
-    """Send one message to the agent's socket; drop it if the queue stays full for `seconds` or the agent is gone."""
+def _send_datagram(message: "Mapping[str, Any]", seconds: float) -> bool:
+    """Send one message to the agent's socket, unless the agent is gone; return False if the queue is full.
+
+    Wait at most `seconds` for room in the queue.
+    """
+    mark = variable(MARK_VARIABLE)
+    marked = dict(message, process=mark) if mark else message
     try:
         # A new socket for each message: a few per second cost nothing, and none is shared with a forked child.
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
             agent.settimeout(seconds)
-            agent.sendto(json.dumps(message).encode(), os.environ.get(ADDRESS_VARIABLE, ""))
+            agent.sendto(json.dumps(marked).encode(), variable(ADDRESS_VARIABLE))
+    except (BlockingIOError, socket.timeout):
+        return False
     except OSError:
         pass
+    return True
 
 
+_kept = {}  # type: Dict[str, str]
 _known_names = {}  # type: Dict[str, None]
 _warned = {}  # type: Dict[str, str]
 _first_examples = {}  # type: Dict[int, int]

@@ -222,7 +222,7 @@ def lacks_strategy() -> bool:
 def _number(name: str) -> int:
     """Return the number of ranks in a launcher's variable; 1 if it has started none."""
     size = os.environ.get(name, "1")
-    return int(size) if size.isdigit() else 1
+    return int(size) if size.isdecimal() else 1
 
 
 class _Registered:

@@ -24,6 +24,9 @@ class Wrapper(Scheme):
         self.scheme.build(variables, slots)
         super().build(variables, slots)
 
+    def _compare(self, gradients: Sequence[Gradient]) -> None:
+        """Leave that to the inner scheme: before it begins the ranks may have to train alike."""
+
     def _synchronise(self, variables: List[Any]) -> None:
         self.scheme.synchronise(variables)
 

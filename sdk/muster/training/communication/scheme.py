@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from .. import horovod, states
+from .sameness import Sameness
 
 Gradient = Union[tf.Tensor, tf.IndexedSlices, None]
 Apply = Callable[[List[Gradient]], Any]
@@ -110,6 +111,7 @@ class Scheme(ABC):
             return
         with tf.init_scope():  # so that variables are made once, whoever is being traced
             self._sent = self._state.variable("bytes_sent", np.int64(0))
+            self._sameness = Sameness(self.name)
             self._build(list(variables), list(slots))
             self._state.complete()
         self.built = True
@@ -124,6 +126,7 @@ class Scheme(ABC):
             apply: Called with the gradients to apply; not called in a step that all ranks skip.
         """
         self.build(variables)
+        self._compare(gradients)
         self._step(list(gradients), list(variables), apply)
 
     @property
@@ -172,6 +175,10 @@ class Scheme(ABC):
 
     def _build(self, variables: List[Any], slots: List[Any]) -> None:  # noqa: B027 - Dense has none
         """Make variables with `self._state.variable`."""
+
+    def _compare(self, gradients: Sequence[Gradient]) -> None:
+        """Warn if this rank's gradients are those of all other ranks."""
+        self._sameness.look(gradients)
 
     @abstractmethod
     def _step(self, gradients: List[Gradient], variables: List[Any], apply: Apply) -> None:
