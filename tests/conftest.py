@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import itertools
 import os
 import runpy
 import shutil
@@ -16,16 +18,47 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from muster.platforms.local import LocalPlatform
 
+from tests.by_agents import horovod_as_asked, pytest_addoption
+from tests.engines import (
+    docker,
+    docker_of_tests,
+    engine,
+    hosts,
+    network,
+    only_here,
+    podman,
+    slurm,
+    slurm_of_tests,
+    workers_anywhere,
+    workers_elsewhere,
+)
 from tests.lanes import pytest_collection_modifyitems, pytest_runtest_protocol, pytest_xdist_make_scheduler
-from tests.platforms.containers_podman import Podman, why_not
-from tests.platforms.isolated import Isolated, isolated
+from tests.platforms.kubernetes.space import kubernetes_of_tests, space
 from tests.serve.service import Service, serving
 from tests.support import QUICK_KERAS, Run, StubSession, eventually, guards_and_logins
 from tests.workbench.session import WorkbenchSession
 
-__all__ = ["pytest_collection_modifyitems", "pytest_runtest_protocol", "pytest_xdist_make_scheduler"]
+__all__ = [
+    "docker",
+    "docker_of_tests",
+    "engine",
+    "horovod_as_asked",
+    "hosts",
+    "kubernetes_of_tests",
+    "network",
+    "only_here",
+    "podman",
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_runtest_protocol",
+    "pytest_xdist_make_scheduler",
+    "slurm",
+    "slurm_of_tests",
+    "space",
+    "workers_anywhere",
+    "workers_elsewhere",
+]
 
 # Fixtures that provide an engine of containers or of a cluster, or hosts to log in to.
 ENGINES = frozenset({"podman", "docker_of_tests", "either_engine", "slurm_of_tests", "network", "space"})
@@ -50,16 +83,29 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("slow")
 
 
+def pytest_collection_finish() -> None:
+    """Leave what has been imported and collected out of garbage collections: there is much of it, and it stays."""
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def known_builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the file that remembers whether this interpreter's Horovod has gloo, which takes seconds to find out."""
     return tmp_path_factory.mktemp("known") / KNOWN_BUILDS
 
 
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return paths of homes, one for each test. They are counted here: pytest would look through all there are."""
+    folder = tmp_path_factory.mktemp("homes")
+    return (folder / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def muster_home(known_builds: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def muster_home(known_builds: Path, homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give each test its own home of Muster's, so that it sees neither other tests' runs nor the developer's."""
-    home = tmp_path_factory.mktemp("home")
+    home = next(homes)
+    home.mkdir(0o700)
     (home / KNOWN_BUILDS).symlink_to(known_builds)
     monkeypatch.setenv("MUSTER_HOME", str(home))
     monkeypatch.setenv("MUSTER_DASHBOARD", "off")
@@ -100,19 +146,6 @@ def run(tmp_path: Path) -> Iterator[Run]:
         pytest.fail(f"5 s after the test there still is, of {run.id}: {'; '.join(left)}")
     finally:
         run.remove()
-
-
-@pytest.fixture(params=["shared files", "no shared files"])
-def with_and_without_shared_files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Run a test twice: with workers that share files with the session, as on this machine, and with some that do not.
-
-    Returns whether they share files.
-    """
-    if request.param == "no shared files":
-        isolated()
-        for name in ("storage", "lease_seconds"):
-            monkeypatch.setattr(LocalPlatform, name, getattr(Isolated, name))
-    return bool(request.param == "shared files")
 
 
 @pytest.fixture
@@ -205,25 +238,6 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
     yield make
     for folder in folders:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-@pytest.fixture(scope="session")
-def podman() -> Iterator[Podman]:
-    """Provide a Podman of the tests' own; skip the tests if there can be none."""
-    if why_not():
-        pytest.skip(why_not())
-    podman = Podman()
-    yield podman
-    podman.remove()
-
-
-@pytest.fixture
-def engine(podman: Podman, monkeypatch: pytest.MonkeyPatch) -> Iterator[Podman]:
-    """Make the tests' Podman the default container engine; fail the test if anything is left on it."""
-    monkeypatch.setenv("CONTAINER_HOST", podman.url)
-    monkeypatch.delenv("DOCKER_HOST", raising=False)
-    yield podman
-    eventually(lambda: podman.left_behind() == [], "nothing is left on the engine", timeout=30)
 
 
 @pytest.fixture

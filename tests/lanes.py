@@ -8,6 +8,7 @@ wait for them only once. All tests of a file run in one process, one after the o
 from __future__ import annotations
 
 import fcntl
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ WITH_TESTS_ALONE = (
     "tests/faults/test_interrupts.py",
     "tests/faults/test_kernel.py",
     "tests/faults/test_real_training.py",
+    "tests/platforms/test_claims.py",
     "tests/pools/test_attacked_run.py",
     "tests/pools/test_hostile_clients.py",
     "tests/serve/test_hostile_clients.py",
@@ -62,6 +64,9 @@ SHARED = {
     "tests/platforms/kubernetes/test_strategies.py": "kubernetes",
     "tests/platforms/kubernetes/test_tunnels.py": "kubernetes",
 }
+
+# A parameter that has a test run elsewhere; all tests of a platform share its engine.
+ON_A_PLATFORM = re.compile(r"\bon (hosts|containers|slurm|kubernetes)\b")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -98,8 +103,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
     class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return SHARED.get(file, file)
+            file, _, test = nodeid.partition("::")
+            platform = ON_A_PLATFORM.search(test)
+            return platform[1] if platform else SHARED.get(file, file)
 
     config.option.loadscopereorder = False
     return ByFile(config, log)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import glob
 import inspect
 import itertools
 import os
@@ -11,11 +12,13 @@ import re
 import secrets
 import selectors
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -306,7 +309,8 @@ class Run:
         """Return what is left of the run: processes, ports, and scratch folders of workers."""
         left = [f"process {pid}: {command_line(pid)}" for pid in (*self.processes(), *self.guards())]
         left += [f"port {port}" for port in self.ports if not free_of(port)]
-        return left + [str(path) for path in self.scratch.glob("*-[0-9]*")]
+        # Not Path.glob, which fails where the folder is removed meanwhile.
+        return left + [str(self.scratch / name) for name in glob.glob("*-[0-9]*", root_dir=self.scratch)]
 
     def files_with(self, text: str) -> list[str]:
         """Return the files that contain a text, in the run's folder, its scratch folder and Muster's home."""
@@ -339,6 +343,33 @@ def command_line(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
         return "gone"
+
+
+class InterruptedPopen(subprocess.Popen[Any]):
+    """A child that an interrupt has kept from being polled: it came after ``poll`` had taken its lock."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lock: threading.Lock = self._waitpid_lock  # type: ignore[attr-defined]
+        self._lock.acquire()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_lock"):
+            self._lock.release()
+            self.poll()
+
+
+@contextlib.contextmanager
+def alarms(handler: Callable[[int, types.FrameType | None], object]) -> Iterator[None]:
+    """Handle the alarms that a test sets in the block; after it, the time limit of the test itself applies again."""
+    limit = signal.setitimer(signal.ITIMER_REAL, 0)
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *limit)
 
 
 def is_gone(pid: int) -> bool:

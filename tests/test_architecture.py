@@ -19,6 +19,7 @@ HEAVY = {"tensorflow", "horovod", "requests", "paramiko", "ipywidgets", "numpy",
 FLOORS = [
     {"text"},
     {"errors", "agent", "training"},
+    {"runner"},
     {"job", "events", "options", "runtime"},
     {"security", "records", "failure"},
     {"strategies"},
@@ -140,6 +141,16 @@ def test_imports_go_one_way(path: Path) -> None:
         if room_of(module) not in {"", room} and floor_of[room_of(module)] >= floor_of[room]
     }
     assert not above
+
+
+# Subpackages that travel to workers without the rest, and what they may import of it.
+TRAVELLING = {"agent": set[str](), "training": set[str](), "runner": {"training"}}
+
+
+@pytest.mark.parametrize("room", TRAVELLING)
+def test_what_is_sent_to_workers_brings_all_that_it_imports(room: str) -> None:
+    imported = {room_of(module) for path in files() if path.parts[0] == room for module in imports_of(path)}
+    assert imported - {room} == TRAVELLING[room]
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:

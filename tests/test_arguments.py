@@ -83,7 +83,7 @@ WRONG = [
     ({"platform": "k8s"}, "no platform 'k8s'", 'platform="kubernetes"'),
     ({"platform": "SSH"}, "no platform 'SSH'", 'platform="hosts"'),
     ({"platform": "acme"}, "no platform 'acme'", "as an object: platform="),
-    ({"strategy": "horovod", "slots": "2"}, 'slots="2"', ""),
+    ({"strategy": "horovod", "slots": "2"}, "slots is '2'", ""),
     ({"strategy": "horovod", "network_interface": 5}, "network_interface is of type int", ""),
     ({"strategy": "horovod", "horovodrun_args": "--verbose"}, "horovodrun_args is of type str", ""),
     ({"strategy": "mpi", "mpi_args": "--mca x y"}, "mpi_args", ""),

@@ -202,6 +202,10 @@ def test_the_end_of_a_process_that_raised_is_no_failure_of_its_own() -> None:
         (raised(0, 1.0, "UnknownError", "Connection reset by peer"), Bearing.BROKEN),
         (raised(0, 1.0, "RuntimeError", "[pair.cc:598] Connection closed by peer [10.0.0.1]:4711"), Bearing.COLLECTIVE),
         (raised(0, 1.0, *SHUT_DOWN), Bearing.COLLECTIVE),
+        (raised(0, 1.0, "UnknownError", "Step was cancelled by an explicit call"), Bearing.COLLECTIVE),
+        (raised(0, 1.0, "_Rendezvous", "Socket closed"), Bearing.COLLECTIVE),
+        (raised(0, 1.0, "RuntimeError", "order 5 was Cancelled by the customer"), Bearing.RAISED),
+        (raised(0, 1.0, "LookupError", "session 12 of the dataset is not found"), Bearing.RAISED),
         (killed(0, 1.0), Bearing.OWN),
         (killed(0, 1.0, signal.SIGSEGV), Bearing.CRASHED),
         (killed(0, 1.0, signal.SIGPIPE), Bearing.COLLECTIVE),
@@ -346,8 +350,9 @@ def test_of_two_that_may_explain_each_other_the_one_that_speaks_more_for_itself_
 
 def test_no_message_takes_long_to_be_weighed() -> None:
     began = process_time()
-    assert raised(0, 1.0, message="session " * 20_000).bearing is Bearing.RAISED
-    assert raised(0, 1.0, message="session 17f is not found.").bearing is Bearing.COLLECTIVE
+    for name in ("ValueError", "NotFoundError"):
+        assert raised(0, 1.0, name, "session " * 20_000).bearing is Bearing.RAISED
+    assert raised(0, 1.0, "NotFoundError", "session 17f is not found.").bearing is Bearing.COLLECTIVE
     assert process_time() - began < 2  # twenty seconds where each word is looked for behind each other one
 
 

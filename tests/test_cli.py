@@ -739,6 +739,12 @@ def test_advice_names_a_flag_without_a_value() -> None:
     assert as_options(ArgumentText(Argument("from_scratch", True))) == "--from-scratch"
 
 
+def test_an_option_of_several_words_is_advised_as_it_is_typed() -> None:
+    advice = ArgumentText(Argument("sbatch_args", ("--exclusive", "--nice=100")))
+    for text in (advice, ArgumentText.from_json(json.loads(json.dumps(advice.to_json())))):
+        assert as_options(text) == "--sbatch-args '--exclusive --nice=100'"
+
+
 def test_errors_are_broken_between_words_in_a_narrow_terminal(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)\n")
     ours, theirs = pty.openpty()
@@ -844,6 +850,26 @@ class Shell:
         self._process.kill()
         self._process.wait()
         os.close(self.terminal)
+
+
+def test_a_run_that_is_queued_is_listed_so_until_a_worker_has_a_place() -> None:
+    waiting = under_way("the-queued")
+    journal = waiting.run_dir / "events.jsonl"
+
+    def told(worker: str, status: str) -> str:
+        return told_of(Event("worker_state", worker, {"status": status, "reason": "4 jobs come first"}))
+
+    def told_of(event: Event) -> str:
+        with journal.open("a") as file:
+            file.write(event.to_json() + "\n")
+        return muster("runs", "--limit", "1").stdout
+
+    assert "queued" not in muster("runs", "--limit", "1").stdout.replace(waiting.run_id, "")
+    assert f"{waiting.run_id}  (queued)" in told("worker-0", "scheduling")
+    assert "(queued)" not in told("worker-0", "starting")
+    assert "(queued)" not in told_of(Event("run_attempt", None, {"attempt": 2, "reason": "a node was lost"}))
+    assert f"{waiting.run_id}  (queued)" in told("worker-0", "scheduling")
+    assert "(queued)" not in told("worker-0", "running")
 
 
 @pytest.mark.slow

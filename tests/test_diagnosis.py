@@ -195,21 +195,23 @@ def test_the_end_of_a_log_is_decoded_leniently(tmp_path: Path) -> None:
 CRASH = """Fatal Python error: Aborted
 
 Thread 0x00007f5556f236c0 (most recent call first):
-  File "/tmp/muster-39redykq/lib/muster/training/stages.py", line 182 in watch
+  File "/tmp/muster-39redykq/{library}/muster/training/stages.py", line 182 in watch
 
-{} 0x00007f55583bdb80 (most recent call first):
+{thread} 0x00007f55583bdb80 (most recent call first):
   File "/home/ann/runner.py", line 3 in step
   File "/usr/lib/python3.8/runpy.py", line 87 in _run_code
-  File "/tmp/muster-39redykq/lib/runner.py", line 154 in run_program
+  File "/tmp/muster-39redykq/{library}/muster/runner/modes.py", line 68 in run_program
+  File "/tmp/muster-39redykq/{library}/runner.py", line 22 in <module>
 
 Extension modules: numpy.core._multiarray_umath (total: 1)
 """
 
 
 @pytest.mark.parametrize("thread", ["Current thread", "Thread"])  # the latter where a thread without Python crashed
-def test_of_a_crash_the_calls_of_the_script_are_quoted(thread: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("library", ["lib", "library"])  # where workers share files, and where they do not
+def test_of_a_crash_the_calls_of_the_script_are_quoted(thread: str, library: str, tmp_path: Path) -> None:
     log = tmp_path / "worker-0.log"
-    log.write_text(f"step 1\n{CRASH.format(thread)}")
+    log.write_text(f"step 1\n{CRASH.format(thread=thread, library=library)}")
     assert crash_report(log).splitlines() == [
         "Fatal Python error: Aborted",
         f"{thread} 0x00007f55583bdb80 (most recent call first):",
@@ -234,6 +236,10 @@ def test_workers_that_a_busy_machine_brings_up_slowly_are_not_said_to_be_out_of_
     assert workers_missing(late, 254, 60.0, tmp_path).advice == (
         "fewer workers, or a longer timeout_seconds: the platform is slow"
     )
+    waits = ["Its image could not be pulled and is tried again: no such host."]
+    known = workers_missing({"worker-1": "starting"}, 2, 60.0, tmp_path, waits=waits)
+    assert waits[0] in known.message
+    assert known.advice == "see to what they wait for, or a longer timeout_seconds"
     elsewhere = workers_missing({"worker-1": "starting"}, 2, 60.0, tmp_path).advice
     assert "whether workers can reach the session (session_address)" in str(elsewhere)
 

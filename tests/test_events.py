@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from muster import events
 from muster.commands.main import main
 from muster.events import Event, EventKind, Progress, Stage
+from muster.events.data import DATA, EventData
 from muster.events.observers import Observers
 from muster.records.journal import PROGRESS_PER_SECOND, Journal
 from muster.records.runs import Run
@@ -67,6 +68,12 @@ def test_a_run_whose_loss_is_not_a_number(tmp_path: Path) -> None:
     assert "loss: nan" in explained
     assert "low: -inf" in explained
     assert "loss nan" in CliRunner().invoke(main, ["show", "last"]).output
+
+
+@pytest.mark.parametrize("made", DATA.values())
+def test_the_data_of_an_event_is_a_mapping_that_equals_another_with_the_same_items(made: type[EventData]) -> None:
+    data = made()
+    assert data == dict(data)
 
 
 @pytest.mark.parametrize(("ranks", "seconds_between"), [(2, 1), (10 * PROGRESS_PER_SECOND, 10)])

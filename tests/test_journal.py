@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from muster.events import Event, EventData, Note, Progress, RunRequested
 from muster.events.observers import Observers
 from muster.records import lookup
-from muster.records.journal import MOST_WAITING, Journal
+from muster.records.journal import MOST_WAITING, PROGRESS_PER_SECOND, Journal
 
 from tests.agent.test_full_disk import fill
 from tests.plain import Plain
@@ -78,6 +78,7 @@ def test_progress_that_nothing_follows_is_written_after_a_moment(
         keeping_up = asyncio.create_task(journal.keep_up())
         for step, when in enumerate([10.0, 10.01, 10.02]):
             journal(Event("progress", "worker-0", {"rank": 0, "step": step, "epoch": 1}, time=when))
+            await asyncio.sleep(0)
         assert [event["step"] for event in read(journal)] == [0]
         await asyncio.wait_for(written(), 10)
         keeping_up.cancel()
@@ -85,6 +86,59 @@ def test_progress_that_nothing_follows_is_written_after_a_moment(
     asyncio.run(tell())
     assert [event["step"] for event in read(journal)] == [0, 2]
     journal.close()
+
+
+def test_events_of_one_turn_of_the_event_loop_are_written_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "events.jsonl")
+    written: list[bytes] = []
+
+    def write(descriptor: int, data: bytearray) -> int:
+        written.append(bytes(data))
+        return len(data)
+
+    monkeypatch.setattr("muster.records.journal.os.write", write)
+
+    async def tell() -> None:
+        for index in range(1000):
+            journal(Event("process_exited", f"worker-{index}", {"rank": index, "exit_code": 0}))
+        assert not written
+        await asyncio.sleep(0)
+        assert [data.count(b"\n") for data in written] == [1000]
+
+    asyncio.run(tell())
+    journal.close()
+
+
+def test_the_first_reports_of_very_many_ranks_are_not_all_written_as_they_come(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "events.jsonl")
+
+    def report(index: int, step: int, when: float) -> None:
+        told = {"rank": index, "step": step, "epoch": step}
+        journal(Event("progress", f"worker-{index}", told, time=when))
+
+    for index in range(1000):
+        report(index, 1, 10.0 + index / 500)
+    journal(Event("note", "worker-0", {"text": "has all before it written, too"}, time=12.0))
+    written = [event["step"] for event in read(journal) if event["kind"] == "progress"]
+    assert PROGRESS_PER_SECOND < len(written) < 2 * PROGRESS_PER_SECOND
+    report(999, 2, 12.0)
+    journal.close()
+    told = [(event["rank"], event["step"]) for event in read(journal) if event["kind"] == "progress"]
+    assert sorted(told) == [*((rank, 1) for rank in range(1000)), (999, 2)]
+
+
+def test_no_event_of_one_turn_is_lost_however_many_there_are(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "events.jsonl")
+
+    async def tell() -> None:
+        for index in range(20):
+            journal(Event("note", f"worker-{index}", {"text": "x" * (MOST_WAITING // 8)}))
+
+    asyncio.run(tell())
+    journal.close()
+    assert [event["worker"] for event in read(journal)] == [f"worker-{index}" for index in range(20)]
 
 
 def test_what_is_held_back_of_a_ranks_progress_is_added_to_and_the_last_word_on_an_epoch_is_kept(

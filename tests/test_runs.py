@@ -739,12 +739,12 @@ def test_a_job_of_which_a_part_makes_no_sense_is_shown_all_the_same(part: str) -
 
 
 def test_metrics_are_numbers_in_python_and_names_in_json() -> None:
-    run = make("x", result={**SUCCEEDED, "metrics": {"loss": "NaN", "best": "Infinity"}})
+    run = make("x", result={**SUCCEEDED, "metrics": {"loss": "NaN", "best": "Infinity", "large": 1e305}})
     assert run.result is not None
     assert math.isnan(run.result["metrics"]["loss"])
     assert math.isnan(run.wait().metrics["loss"])
     printed = CliRunner().invoke(main, ["show", run.run_id, "--json"]).output
-    assert json.loads(printed)["metrics"] == {"loss": "NaN", "best": "Infinity"}
+    assert json.loads(printed)["metrics"] == {"loss": "NaN", "best": "Infinity", "large": 1e305}
 
 
 def test_runs_are_listed_as_a_table_and_told_of_line_by_line() -> None:

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from muster.agent import runner
 from muster.errors import JobError
 from muster.records.result import Result
+from muster.runner import values
 
 from tests.plain import Plain
 
@@ -29,7 +29,7 @@ def through(folder: Path, value: Any) -> tuple[Any, str]:
         patch.setenv("MUSTER_RESULTS", str(folder / "results"))
         patch.setenv("MUSTER_WORKER", "worker-0")
         (folder / "results").mkdir(exist_ok=True)
-        runner._save_result(value)
+        values.save(value, values.place())
     (path,) = (folder / "results").iterdir()
     try:
         return Result("succeeded", "run", folder).value, path.suffix
@@ -233,3 +233,17 @@ def test_a_value_is_on_the_disk_before_it_has_its_name(
     monkeypatch.setattr(os, "replace", noting_replace)
     through(tmp_path, value)
     assert done == [("sync", ".part"), ("replace", ".part")]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".npz", ".pkl"])
+def test_a_link_in_the_place_of_a_value_is_replaced_and_what_it_names_is_left_alone(
+    tmp_path: Path, suffix: str
+) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("kept")
+    (tmp_path / "results").mkdir()
+    for ending in (suffix, f"{suffix}.part"):
+        (tmp_path / "results" / f"worker-0{ending}").symlink_to(mine)
+    value = {".json": 1, ".npz": np.zeros(3), ".pkl": Plain()}[suffix]
+    through(tmp_path, value)
+    assert mine.read_text() == "kept"

@@ -38,6 +38,20 @@ def test_one_that_was_stopped_is_named_before_all_others() -> None:
     assert "SIGSTOP" in found.why
 
 
+def test_one_whose_agent_does_not_answer_is_named_before_those_that_have_answered() -> None:
+    answers = {ZERO: ProcessStacks(OWN), TWO: ProcessStacks(LIBRARY)}
+    found = find_blocker([ZERO, ONE, TWO], answers)
+    assert found.source == ONE
+    assert "its agent has been stopped" in found.why
+    assert find_blocker([ZERO, ONE], {}).why == "", "nobody answers at all"
+
+
+def test_a_program_without_stacks_is_named_before_those_that_wait_in_a_library() -> None:
+    shown = "Process 7 runs solver, which tells no Python stacks."
+    assert find_blocker([ZERO, ONE], {ZERO: ProcessStacks(LIBRARY), ONE: ProcessStacks(shown)}).source == ONE
+    assert find_blocker([ZERO, ONE], {ZERO: ProcessStacks(shown), ONE: ProcessStacks(OWN)}).source == ONE
+
+
 def test_a_server_that_was_stopped_is_named_before_those_that_wait_for_it() -> None:
     answers = {ZERO: ProcessStacks(OWN), ONE: ProcessStacks(OWN), SERVER: ProcessStacks("", is_stopped=True)}
     assert find_blocker([ZERO, ONE], answers, [SERVER]).source == SERVER
@@ -103,11 +117,11 @@ def test_the_kernel_tells_of_stopped_processes_and_of_what_they_have_not_read() 
                 assert not waiting.is_stopped(process.pid)
                 os.kill(process.pid, signal.SIGSTOP)
                 eventually(lambda: waiting.is_stopped(process.pid), "it stops")
-                [found] = waiting.connections_of(process.pid)
+                [found] = waiting.connections_of([process.pid])
                 assert found == TcpConnection(f"127.0.0.1:{address[1]}", f"127.0.0.1:{port}", unread=8)
                 connection.shutdown(socket.SHUT_WR)
                 process.kill()
-    assert waiting.connections_of(process.pid) == ()
+    assert waiting.connections_of([process.pid]) == ()
     assert not waiting.is_stopped(process.pid)
 
 

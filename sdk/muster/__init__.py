@@ -72,7 +72,9 @@ def __getattr__(name: str) -> Any:
         hint = f": it is muster.training.{name}" if name in import_module("muster.training").__all__ else _near(name)
         # Without the object: with it Python would append a suggestion of its own to the message.
         raise AttributeError(f"module 'muster' has no attribute {name!r}{hint}", name=name, obj=None)
-    value = getattr(import_module(_PUBLIC[name]), name)
+    from muster.runtime.imports import import_at_once
+
+    value = getattr(import_at_once(_PUBLIC[name]), name)
     globals()[name] = value
     return value
 
@@ -99,7 +101,7 @@ def __dir__() -> list[str]:
 
 
 def _show_in_notebooks() -> None:
-    """Make IPython display clusters and recorded runs as a cell's last value, and not show a stopped run as an error.
+    """Make IPython display clusters and runs as a cell's last value, and not show a stopped run as an error.
 
     It is done here because these classes do not depend on the dashboards.
     """
@@ -110,6 +112,12 @@ def _show_in_notebooks() -> None:
     formatter = shell.display_formatter.ipython_display_formatter
     for module, name in (("muster.run.cluster", "Cluster"), ("muster.records.runs", "Run")):
         formatter.for_type_by_name(module, name, lambda shown: import_module("muster.dashboard.display").show(shown))
+    bundles = shell.display_formatter.mimebundle_formatter  # these only add to what is displayed
+    bundles.for_type_by_name(
+        "muster.api",
+        "ClusterAddress",
+        lambda run, **_: import_module("muster.dashboard.display").show_again(run.cluster),
+    )
     import_module("muster.dashboard.stopped").show_in(shell)
 
 

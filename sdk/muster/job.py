@@ -11,13 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 from muster.errors import JobError, ResourceError
 from muster.text.arguments import Argument, ArgumentText
+from muster.text.frozen import frozen
 from muster.text.shown import Table
 
+MOST = 10**9  # of anything: a larger amount is a mistake, and a longer time as good as none
 LIKELY_MEGABYTES = 256  # an amount from here on that exceeds what there is was probably meant in MB
 LEAST_MEMORY = 0.02  # GB
 SESSION = "session"  # `Launcher.where` of a launcher that runs in the session
@@ -45,7 +48,7 @@ class Status(str, Enum):
         return self.value
 
 
-@dataclass(frozen=True)
+@frozen
 class Resources:
     """Resources of one worker: ``cpu`` in cores, ``memory`` in GB (10**9 bytes), ``gpu`` as a number of devices."""
 
@@ -53,12 +56,21 @@ class Resources:
     memory: float = 2
     gpu: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("cpu", "memory", "gpu"):  # NumPy's numbers become Python's, which can be recorded
+            value = getattr(self, name)
+            if isinstance(value, Real) and not isinstance(value, (int, float)):
+                object.__setattr__(self, name, int(value) if isinstance(value, Integral) else float(value))
+
     def check(self, prefix: str = "") -> None:
         """Raise ResourceError if an amount is invalid; ``prefix`` begins the argument names in the message."""
-        for name, amount in ((f"{prefix}cpu", self.cpu), (f"{prefix}memory", self.memory)):
-            if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 < amount < float("inf"):
+        for name, amount, unit in ((f"{prefix}cpu", self.cpu, ""), (f"{prefix}memory", self.memory, " GB")):
+            if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 < amount < MOST:
                 raise ResourceError(
-                    ArgumentText(Argument(name), f" is {amount!r}; it must be a number greater than 0."),
+                    ArgumentText(
+                        Argument(name),
+                        f" is {amount!r}; it must be a number greater than 0, and less than 10**9{unit}.",
+                    ),
                     advice=_as_amount(name, amount),
                 )
         if self.memory < LEAST_MEMORY:
@@ -70,10 +82,11 @@ class Resources:
                     Argument(f"{prefix}memory", ""), f" at least {LEAST_MEMORY:g}, in GB; TensorFlow takes about 0.5"
                 ),
             )
-        if isinstance(self.gpu, bool) or not isinstance(self.gpu, int) or self.gpu < 0:
+        if isinstance(self.gpu, bool) or not isinstance(self.gpu, int) or not 0 <= self.gpu < MOST:
             raise ResourceError(
                 ArgumentText(
-                    Argument(f"{prefix}nvidia_gpu"), f" is {self.gpu!r}; it must be a whole number of at least 0."
+                    Argument(f"{prefix}nvidia_gpu"),
+                    f" is {self.gpu!r}; it must be a whole number from 0, and less than 10**9.",
                 )
             )
 
@@ -127,7 +140,10 @@ def _as_amount(name: str, text: object) -> str | None:
     return ArgumentText(Argument(name, float(found[1])), ", in GB" if name.endswith("memory") else "")
 
 
-@dataclass(frozen=True)
+SCRIPT_KINDS = ("file", "module", "function", "executable")
+
+
+@frozen
 class Script:
     """The user's script, module, function or program.
 
@@ -136,14 +152,15 @@ class Script:
         target: a path, a module's name, or the function's name for display.
         is_task: whether it has a ``run(cluster, server, task_index)`` and is not a complete program.
         pickled: the function, pickled by value; empty for files and modules.
-        cells: names and texts of the notebook cells that the function comes from, by the names of their files, pickled.
+        sources: names and texts of the notebook cells and files that the function comes from, by the names of their
+            files, pickled.
     """
 
     kind: str
     target: str
     is_task: bool = False
     pickled: bytes = field(default=b"", repr=False)
-    cells: bytes = field(default=b"", repr=False)
+    sources: bytes = field(default=b"", repr=False)
 
     @property
     def name(self) -> str:
@@ -153,7 +170,7 @@ class Script:
         return self.target.rpartition(".")[2].strip("<>")
 
 
-@dataclass(frozen=True)
+@frozen
 class Job:
     """A job of the user's: a script, its workers, their resources, and the script's arguments and environment.
 
@@ -186,7 +203,7 @@ class Job:
         return self.ps_resources if role == SERVER and self.ps_resources is not None else self.resources
 
 
-@dataclass(frozen=True)
+@frozen
 class Process:
     """One process to start. ``env`` is added to the environment of the process that starts it."""
 
@@ -195,7 +212,7 @@ class Process:
     cwd: str | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class SessionAddress:
     """Address of a session, with the credentials that an agent needs to connect to it.
 
@@ -213,7 +230,7 @@ class SessionAddress:
     lease_seconds: float = 0.0
 
 
-@dataclass(frozen=True)
+@frozen
 class SshIdentity:
     """Keys of a worker's sshd, both in OpenSSH's text format.
 
@@ -228,7 +245,7 @@ class SshIdentity:
     is_required: bool = True
 
 
-@dataclass(frozen=True)
+@frozen
 class Needs:
     """A script's requirements on an interpreter that only its worker can check.
 
@@ -243,7 +260,7 @@ class Needs:
     version: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Imports:
     """Modules that a script imports, and the interpreter that runs it: the requirements on a template process.
 
@@ -256,7 +273,7 @@ class Imports:
     modules: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class WorkerSpec:
     """One worker to launch.
 
@@ -321,7 +338,7 @@ class EndCause(str, Enum):
         return self.value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True)  # compared so often that its methods are its own
 class Worker:
     """One launched worker, as its platform knows it. Times are seconds since the epoch.
 
@@ -373,7 +390,7 @@ class Workers(Table[Worker]):
         return item.name, str(item.status), item.address or "", item.reason or ended
 
 
-@dataclass(frozen=True)
+@frozen
 class Member:
     """One worker as its agent reported it, ready to become part of a cluster.
 
@@ -407,7 +424,7 @@ class Member:
     no_ssh: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class Launcher:
     """The program that starts the ranks of a plan by logging in to the workers, such as ``horovodrun``.
 
@@ -448,7 +465,7 @@ class Launcher:
         return (self.program, *self.args)
 
 
-@dataclass(frozen=True)
+@frozen
 class Plan:
     """Everything that a cluster will start, decided before anything is started.
 
@@ -493,7 +510,7 @@ class Plan:
                 yield worker, None, process
 
 
-@dataclass(frozen=True)
+@frozen
 class Limits:
     """Time limits, in seconds; None or 0 for no limit.
 
@@ -534,9 +551,9 @@ def _seconds_in(name: str, limit: object) -> ArgumentText | None:
 def _seconds(name: str, limit: float | None) -> float | None:
     if limit is None or limit == 0:
         return None
-    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < float("inf"):
+    if isinstance(limit, bool) or not isinstance(limit, Real) or not 0 < limit < float("inf"):
         raise JobError(
             ArgumentText(Argument(name), f" is {limit!r}; it must be a number of seconds, or 0 for no limit."),
             advice=_seconds_in(name, limit),
         )
-    return float(limit)
+    return float(min(limit, MOST))

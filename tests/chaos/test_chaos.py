@@ -110,16 +110,17 @@ def test_on_other_platforms_there_are_their_own_faults() -> None:
     assert {case.family for case in made("served")} == set(faults.ELSEWHERE)
     assert {case.family for case in made("attacked")} == set(faults.FAMILIES)
     assert {case.family for case in made("hosts")} == {*faults.ELSEWHERE, *faults.ON_HOSTS}
+    assert {case.family for case in made("containers")} == {*faults.ELSEWHERE, *faults.IN_CONTAINERS}
     assert made("hosts") == made("hosts")
     turns = [faults.make(7, number, faults.EVERYWHERE, STRATEGIES, ("hosts", "isolated")) for number in range(4)]
     assert [case.platform for case in turns] == ["hosts", "isolated"] * 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("platform", ["attacked", "served", "isolated", "hosts"])
+@pytest.mark.parametrize("platform", ["attacked", "served", "isolated", "hosts", "containers"])
 def test_a_fault_on_another_platform_is_told(platform: str, tmp_path: Path) -> None:
     if platform not in platforms.available():
-        pytest.skip("this takes root, unshare, ip and sshd")
+        pytest.skip("this takes root; unshare, ip and sshd, or Podman")
     shape = Shape("processes", 2, 1)
     verdict = Verdict("WorkerLost", "worker worker-1", {"kind": "lost"})
     fault = Fault("send 9", "agent worker-1", verdict)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import muster
 import pytest
 from muster.checks.script import make_script
 from muster.checkup import Report, examine
 from muster.checkup import horovod as horovod_checks
 from muster.checkup.horovod import modules_of, traps, try_allreduce
 from muster.checkup.report import Finding
+from muster.errors import RunFailed
 from muster.job import Job, Script
 from muster.run.cluster import Cluster
 
@@ -82,6 +85,27 @@ def test_a_horovod_that_lacks_something_is_an_error_with_how_to_build_it(folder:
     assert words in finding.text
     assert "HOROVOD_WITH_GLOO=1" in finding.fix
     assert not report.is_fine
+
+
+@pytest.mark.slow
+@needs_horovod
+@pytest.mark.parametrize("launcher", ["horovodrun", "agents"])
+def test_a_run_on_a_horovod_without_its_extension_gives_the_same_advice(folder: Path, launcher: str) -> None:
+    python = python_with(folder)
+    (folder / "site" / "tensorflow.py").unlink()
+    (folder / "site" / "horovod" / "tensorflow").unlink()
+    spec = importlib.util.find_spec("horovod.tensorflow")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    bare = shutil.ignore_patterns("*.so")
+    shutil.copytree(spec.submodule_search_locations[0], folder / "site" / "horovod" / "tensorflow", ignore=bare)
+    (finding,) = examined(folder, python).of("horovod")
+    assert "Extension horovod.tensorflow has not been built" in finding.text
+
+    with pytest.raises(RunFailed) as failed:
+        muster.run_cluster(2, strategy="horovod", launcher=launcher, worker_script="train.py", python=python)
+
+    assert failed.value.advice == finding.fix.replace(str(python), "python")
 
 
 @pytest.mark.slow

@@ -113,14 +113,12 @@ def test_whoever_follows_a_run_of_another_process_sees_what_its_workers_use(
     living: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Event] = []
-    closing = threading.Event()
-    threading.Thread(target=follow, args=(living, seen.append, closing), daemon=True).start()
+    threading.Thread(target=follow, args=(living, seen.append), daemon=True).start()
 
     def used() -> dict[str | None, bool]:
         return {event.worker: (event.data.memory or 0) > 1 << 20 for event in seen if isinstance(event.data, Usage)}
 
     eventually(lambda: used() == {"worker-0": True, "worker-1": True}, "it is told of the memory of both")
-    closing.set()
     monkeypatch.setenv("COLUMNS", "120")
     assert "memory" in command("show")[1]
     living.stop()

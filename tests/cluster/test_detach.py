@@ -19,12 +19,14 @@ import muster
 import pytest
 from click.testing import CliRunner
 from muster.commands.main import main
-from muster.errors import JobError, PlatformError, RunInterrupted, RunLost, RunStopped, ScriptFailed
+from muster.errors import JobError, PlatformError, ResourceError, RunInterrupted, RunLost, RunStopped, ScriptFailed
+from muster.job import Resources
 from muster.platforms.local import LocalPlatform
 from muster.records import lookup, sessions
 from muster.records.runs import Run
 from muster.run import controller
 from muster.run.request import RunRequest, check
+from muster.text.arguments import ArgumentText
 
 from tests.support import IMPORT_PATH, eventually
 
@@ -349,3 +351,26 @@ def test_a_run_of_the_session_is_not_moved_out_of_it_and_that_is_said(here: Path
         assert cluster.is_running
     finally:
         cluster.stop()
+
+
+def test_what_is_refused_is_refused_as_without_detaching(here: Path) -> None:
+    different: list[dict[str, Any]] = [{"cpu": 4096}, {"project": "nowhere"}, {"platform": "hosts", "hosts": ()}]
+    detached: dict[str, Any] = {"detach": 300}
+    for options in different:
+        raised = []
+        for more in ({}, detached):
+            with pytest.raises(muster.MusterError) as refused:
+                muster.run_cluster(1, strategy="processes", worker_script="train.py", **options, **more)
+            raised.append((type(refused.value), refused.value.message, str(refused.value.advice)))
+        assert raised[0] == raised[1]
+
+
+def test_what_a_controller_alone_finds_keeps_its_kind_and_its_advice(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = check(
+        RunRequest(script="train.py", n_workers=1, strategy="processes", detach=300, resources=Resources(cpu=4096))
+    )
+    with pytest.raises(ResourceError, match="4096 cores") as raised:
+        controller.start(checked)
+    assert isinstance(raised.value.advice, ArgumentText)

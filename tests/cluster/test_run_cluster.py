@@ -32,7 +32,7 @@ from muster.run.cluster import Cluster
 from muster.run.request import AT_ONCE
 
 from tests.plain import Plain
-from tests.support import IMPORT_PATH, eventually
+from tests.support import IMPORT_PATH, alarms, eventually
 
 
 @pytest.fixture
@@ -65,6 +65,22 @@ def test_a_script_runs_on_every_worker_with_its_arguments_and_environment(script
         assert address.cluster.logs(worker) == f"{worker} ['--epochs', '3'] hello {os.getcwd()} __main__\n"
     assert address.cluster.result.exit_codes == {"worker-0": 0, "worker-1": 0}
     assert set(address.cluster.result.timings) == {"launching", "connecting", "starting", "training", "ending"}
+
+
+def test_a_handler_of_a_signal_that_raises_ends_the_run_that_the_call_waits_for() -> None:
+    def out_of_time(*_: object) -> None:
+        raise TimeoutError("the time of the cell is over")
+
+    def train() -> None:
+        import time
+
+        time.sleep(600)
+
+    with alarms(out_of_time):
+        signal.setitimer(signal.ITIMER_REAL, 1.0)
+        with pytest.raises(TimeoutError, match="the time of the cell"):
+            run(train)
+    assert muster.open_run().status == "stopped"
 
 
 def test_what_a_function_returns_comes_back_in_order() -> None:

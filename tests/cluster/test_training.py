@@ -9,7 +9,7 @@ import muster
 import pytest
 from muster.errors import ScriptFailed
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("with_and_without_shared_files")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("workers_anywhere")]
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "worker_scripts"
@@ -29,6 +29,7 @@ def digits() -> None:
 
 
 @pytest.mark.skipif(not TF1_PYTHON.exists(), reason="set-up found no Python 3.7 to put TensorFlow 1.15 into")
+@pytest.mark.usefixtures("only_here")
 def test_tensorflow_1_15_on_python_3_7_trains_under_the_same_cluster() -> None:
     script = SCRIPTS / "mnist_ps_tf1.py"
     cluster = muster.run_cluster(
@@ -79,6 +80,7 @@ def test_a_task_that_has_returned_serves_those_that_come_late_whatever_proxies_t
 ) -> None:
     for name in ("http_proxy", "https_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "10.0.0.0/8")  # of the cluster's API, where it runs on one
     monkeypatch.setenv("grpc_proxy", "")  # gRPC takes a blank one for a proxy without an address
 
     def run(cluster: Any, server: Any, task_index: int) -> tuple[float, list[str]]:

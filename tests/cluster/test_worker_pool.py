@@ -190,6 +190,7 @@ atexit.register(complain)
 thing = Thing()
 weakref.finalize(thing, ending.note, "finalizer")
 own = ending.Noted("script")
+heavy.VERSION = "of the script"
 text = open("text", "w")
 text.write("x" * 10)
 binary = open("binary", "ab+")
@@ -207,7 +208,8 @@ class Noted:
         self.name, self.itself, self.note = name, self, note
 
     def __del__(self):
-        self.note(self.name)
+        import heavy
+        self.note(self.name + " with heavy " + heavy.VERSION)
 
 text = open("text-of-module", "w")
 text.write("z" * 10)
@@ -229,23 +231,34 @@ def test_a_fork_ends_as_an_interpreter_does(pool: Pool, here: Path) -> None:
             path.unlink()
     cold, warm = left
     assert warm == cold
-    assert cold == [["", "exit function", "finalizer", "script", "thread"], "x" * 10, "y" * 10, "z" * 10]
+    assert cold == [
+        ["", "exit function", "finalizer", "script with heavy of the script", "thread"],
+        "x" * 10,
+        "y" * 10,
+        "z" * 10,
+    ]
 
 
 @pytest.mark.slow
-def test_a_fork_writes_what_a_default_writer_still_has(here: Path) -> None:
+def test_a_fork_writes_what_writers_of_summaries_still_have(here: Path) -> None:
     tensorflow = pytest.importorskip("tensorflow")
     (here / "train.py").write_text(
         "import os\nimport tensorflow as tf\n"
-        "tf.summary.create_file_writer(f'logs-{os.environ[\"MUSTER_RUN_ID\"]}').set_as_default()\n"
-        "for step in range(20):\n    tf.summary.scalar('loss', 1.0, step=step)\n"
+        "folder = os.environ['MUSTER_RUN_ID']\n"
+        "own = tf.summary.create_file_writer(f'own-{folder}')\n"
+        "tf.summary.create_file_writer(f'default-{folder}').set_as_default()\n"
+        "for step in range(20):\n"
+        "    tf.summary.scalar('loss', 1.0, step=step)\n"
+        "    with own.as_default():\n"
+        "        tf.summary.scalar('loss', 1.0, step=step)\n"
     )
     with muster.pool(1, memory=2) as pool:
         for _ in ("cold", "warm"):
             cluster = pool.run_cluster(1, strategy="processes", worker_script="train.py", dashboard=False).cluster
             eventually(lambda: "importing" not in repr(pool), "the imports for the next run", timeout=120)
-            (written,) = map(str, (here / f"logs-{cluster.run_id}").iterdir())
-            assert len(list(tensorflow.data.TFRecordDataset(written))) == 21  # and what the file begins with
+            for writer in ("own", "default"):
+                (written,) = map(str, (here / f"{writer}-{cluster.run_id}").iterdir())
+                assert len(list(tensorflow.data.TFRecordDataset(written))) == 21  # and what the file begins with
         assert "warm>" in repr(pool)
 
 

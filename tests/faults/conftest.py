@@ -12,9 +12,9 @@ import pytest
 from muster.strategies.horovod_launcher import remember_gloo, remembers_gloo
 
 from tests.faults.scene import Scene
-from tests.mpi.conftest import mpi
+from tests.mpi.conftest import installed, mpi
 
-__all__ = ["mpi", "scene"]
+__all__ = ["installed", "mpi", "scene"]
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ Both ways its journal tells where everything is.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from muster.api import ClusterAddress
 from muster.events import Event
 from muster.records import lookup, runs
 from muster.run.cluster import Cluster
+from muster.runtime.background import background_loop
 
 from tests.plain import Plain
 from tests.support import command_line, environment, eventually, is_gone
@@ -164,6 +166,16 @@ class Scene:
         for pid in pids:
             os.kill(pid, signum)
         return time.time()
+
+    @contextlib.contextmanager
+    def session_held(self) -> Iterator[None]:
+        """Keep the session from hearing and doing anything: all that happens meanwhile reaches it at once."""
+        release = threading.Event()
+        background_loop().call_soon_threadsafe(release.wait)
+        try:
+            yield
+        finally:
+            release.set()
 
     def remember(self) -> None:
         """Take note of all processes that live now, however well they may hide later: all of them must be gone."""

@@ -28,7 +28,12 @@ class Kernel:
 
     def __init__(self, scene: Scene) -> None:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        self.manager, self.client = jupyter_client.manager.start_new_kernel(cwd=str(scene.folder), env=env)
+        # Not by ports, which Jupyter chooses before the kernel binds them: other tests may be quicker.
+        self.manager = jupyter_client.manager.KernelManager(transport="ipc")
+        self.manager.start_kernel(cwd=str(scene.folder), env=env)
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
 
     def outcome(self, cell: str) -> dict[str, Any]:
         """Return the end of a cell that was sent to the kernel: ``printed``, and ``raised`` (a class name or None)."""

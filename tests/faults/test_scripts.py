@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import textwrap
 import time
@@ -154,6 +155,14 @@ def test_a_rank_that_hangs_is_named_with_the_stacks_of_all(scene: Scene) -> None
     assert "in waits_for_ever" in details.partition("--- worker-1")[2]
 
 
+def test_a_process_that_hangs_in_being_traced_has_not_ended(scene: Scene) -> None:
+    talk = "[print(n, flush=True) or time.sleep(0.1) for n in range(600)]"
+    trace_me = "import ctypes; ctypes.CDLL(None).ptrace(0, 0, 0, 0); os.kill(os.getpid(), 5)"
+    with pytest.raises(RunStalled, match=r"worker-1 has shown no progress .* It has been stopped") as raised:
+        scene.run(ONLY_ONE.replace("time.sleep(600)", talk) + trace_me, stall_seconds=0.8)
+    assert raised.value.worker == "worker-1"
+
+
 def test_a_run_that_takes_too_long_is_ended_with_the_stacks_of_all(scene: Scene) -> None:
     with pytest.raises(RunTimeout, match=r"longer than its 3 s") as raised:
         scene.run(SLEEP, run_timeout=3)
@@ -225,6 +234,38 @@ def test_a_report_that_makes_no_sense_is_dropped(scene: Scene, report: bytes) ->
             sender.sendto(text, os.environ["MUSTER_REPORT"])
         """
     assert scene.run(text, n_workers=1).result.metrics == {"loss": 2}
+
+
+def test_nobody_is_blamed_for_what_another_rank_says_in_its_name(scene: Scene) -> None:
+    """A rank reports exceptions of the others, and ends; they go on, and are ended with it."""
+    text = """
+        import json, os, socket, time
+        if os.environ["MUSTER_RANK"] == "0":
+            sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            for rank in (1, 2, 3, 1_000_000):
+                report = {"kind": "exception", "rank": rank, "type": "KeyError", "message": "forged", "traceback": ""}
+                sender.sendto(json.dumps(report).encode(), os.environ["MUSTER_REPORT"])
+        time.sleep(60)
+        """
+    with pytest.raises(ScriptFailed) as raised:
+        scene.run(text, strategy="processes", slots=2)
+    assert (raised.value.worker, raised.value.rank) == ("worker-0", 0)
+
+
+def test_a_number_that_no_float_holds_is_infinite(scene: Scene) -> None:
+    """Integers have no bound, and JSON has none for its numbers."""
+    text = """
+        import json, os, socket
+        import muster.training
+        muster.training.report(big=10**400, small=-(10**400), text=1)
+        sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        for value in ("1" + "0" * 400, '"1%s"' % ("0" * 400), '"nan"'):
+            text = '{"kind": "progress", "metrics": {"%s": %s}}' % (value[:2].strip('"'), value)
+            sender.sendto(text.encode(), os.environ["MUSTER_REPORT"])
+        """
+    cluster = scene.run(text, n_workers=1)
+    assert cluster.result.metrics == {"big": math.inf, "small": -math.inf, "text": 1.0, "10": math.inf}
+    assert "must be numbers by name" in cluster.logs("worker-0")
 
 
 def test_long_arguments_arrive(scene: Scene) -> None:

@@ -116,15 +116,15 @@ def test_mnist_on_parameter_servers(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_cats_and_dogs(folder: Path) -> None:
-    notebook = Executed("cats_vs_dogs_horovod", folder, epochs=2)
+    notebook = Executed("cats_vs_dogs_horovod", folder, epochs=2, steps=30)
     assert "drawn cats and dogs (synthetic, not photographs): 3,200 to train, 400 to test" in notebook.printed
     (accuracy,) = re.findall(r"^test accuracy ([\d.]+)%$", notebook.printed, re.MULTILINE)
-    assert float(accuracy) >= 65
+    assert float(accuracy) >= 58  # of 400, half of which chance gets right, give or take 2.5 %
     assert_shows_runs(notebook, ["worker-0", "worker-1"], "succeeded", 1)
     assert len(notebook.drawings) == 3
     assert notebook.complaints == ""
     *_, last = reports_of(muster.open_run("last").run_dir, "worker-1")
-    assert (last["epochs"], last["steps"], last["examples"]) == (2, 50, 2 * 50 * 32)
+    assert (last["epochs"], last["steps"], last["examples"]) == (2, 30, 2 * 30 * 32)
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["cats_vs_dogs.keras"]
 
 

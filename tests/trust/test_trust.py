@@ -110,7 +110,8 @@ def test_an_unknown_key_is_refused_with_its_fingerprint_and_nothing_is_recorded(
     with pytest.raises(HostKeyUnknown, match=re.escape(f"ssh-ed25519 {host.fingerprint}")) as caught:
         trust(host.address, user=USER, ask_password=never, folder=folder)
 
-    assert f"muster trust {host.address} --accept {host.fingerprint}" in str(caught.value)
+    again = f"muster trust {host.address} --user {USER} --port 2222 --accept {host.fingerprint}"
+    assert again in str(caught.value)
     assert not (folder / "known_hosts").exists()
     assert not (folder / "config").exists()
 
@@ -131,11 +132,15 @@ def test_a_key_that_has_changed_is_refused_even_if_it_would_be_accepted(host: Ho
         check_login(host.address, folder)
 
 
-@pytest.mark.parametrize("password", ["wrong", None])
-def test_without_the_password_there_is_no_login(host: Host, folder: Path, password: str | None) -> None:
+@pytest.mark.parametrize(("password", "advised"), [
+    ("wrong", r"PasswordAuthentication.*; or add this line to ~/\.ssh/authorized_keys there: ssh-ed25519 \S+"),
+    (None, "in a terminal, where it can ask for a password"),
+])  # fmt: skip
+def test_without_the_password_there_is_no_login(host: Host, folder: Path, password: str | None, advised: str) -> None:
     ask = None if password is None else lambda _: password
-    with pytest.raises(LoginRefused, match=f"does not let {USER} in"):
+    with pytest.raises(LoginRefused, match=f"does not let {USER} in") as caught:
         trust(host.address, folder=folder, **{**knows(host), "ask_password": ask})
+    assert re.search(advised, str(caught.value.advice))
 
 
 def test_a_key_with_a_passphrase_is_said_to_be_one(host: Host, folder: Path) -> None:

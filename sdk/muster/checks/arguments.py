@@ -13,6 +13,7 @@ from numbers import Number
 from typing import Any
 
 from muster.errors import JobError
+from muster.options.values import LONGEST_SPAN, whole_number
 from muster.text.arguments import Argument, ArgumentText
 
 
@@ -84,13 +85,6 @@ def plain_path(name: str, path: Any) -> str:
     return os.fspath(path)
 
 
-def plain_text(name: str, text: Any) -> str:
-    """Return a string, empty for None; raise JobError for anything else."""
-    if text is not None and not isinstance(text, str):
-        raise JobError(f"{name} is of type {_type(text)}; it must be a string.")
-    return text or ""
-
-
 def plain_bool(name: str, value: Any) -> bool:
     """Return a bool of Python's or NumPy's as Python's; raise JobError for anything else: ``"no"`` would be true."""
     if type(value).__name__ not in ("bool", "bool_"):
@@ -100,13 +94,6 @@ def plain_bool(name: str, value: Any) -> bool:
             advice=ArgumentText(Argument(name, not is_no)),
         )
     return bool(value)
-
-
-def whole_number(name: str, number: Any) -> int:
-    """Return a whole number, such as Python's or NumPy's, as an int; raise JobError for anything else."""
-    if isinstance(number, bool) or not hasattr(number, "__index__"):
-        raise JobError(f"{name} is {number!r}; it must be a whole number.", advice=_as_number(name, number))
-    return int(number.__index__())
 
 
 def port_range(ports: Any) -> tuple[int, int] | None:
@@ -126,7 +113,6 @@ def port_range(ports: Any) -> tuple[int, int] | None:
 
 
 NO = ("no", "off", "false", "0", "none", "never", "n", "f")  # texts that stand for False
-LONGEST_SPAN = 10 * 365 * 86400.0  # seconds: a longer span is a mistake
 UNITS = {"d": 86400, "h": 3600, "m": 60, "min": 60, "s": 1}
 DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(d|h|min|m|s|$)")
 
@@ -216,18 +202,11 @@ def _type(value: Any) -> str:
     return type(value).__name__
 
 
-def _as_number(name: str, number: Any) -> str | None:
-    try:
-        return f"{name}={int(number)}" if float(number) == int(number) else None
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
 def parse_address(text: str) -> tuple[str, int]:
     """Return host and port of ``host:port`` or ``[::1]:port``; raise JobError for anything else."""
     host, _, port = text.rpartition(":")
     is_bare_ipv6 = ":" in host and not host.startswith("[")
-    if not host or is_bare_ipv6 or not port.isdigit() or int(port) > 65535:
+    if not host or is_bare_ipv6 or not port.isdecimal() or int(port) > 65535:
         raise JobError(
             ArgumentText(Argument("session_address"), f" is {text!r}; it must be host:port, or [host]:port for IPv6.")
         )

@@ -9,9 +9,7 @@ import difflib
 import functools
 import inspect
 import linecache
-import os
-import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from muster.checks.pickling import pickled
@@ -54,8 +52,8 @@ def function_script(function: Callable[..., Any], kwargs: Mapping[str, Any] | No
             advice=f"kwargs={{{', '.join(f'{need!r}: ...' for need in needs)}}}, or functools.partial; args= becomes "
             "sys.argv. With parameter servers run(cluster, server, task_index) is called with these",
         )
-    by_value = pickled(function, name)
-    return Script("function", name, len(positional) == TASK_PARAMETERS, by_value, _cells_of(by_value))
+    by_value, files = pickled(function, name)
+    return Script("function", name, len(positional) == TASK_PARAMETERS, by_value, _sources_of(files))
 
 
 def without_arguments(function: Callable[..., Any]) -> list[str]:
@@ -124,12 +122,18 @@ def _check_keywords(name: str, signature: inspect.Signature, kwargs: Mapping[str
             raise ScriptError(f"{name} takes no argument {keyword!r}, which kwargs has.", advice=advice)
 
 
-def _cells_of(by_value: bytes) -> bytes:
-    """Return names and texts of the cells that a pickled function comes from, by the names of their files.
+def _sources_of(names: Iterable[str]) -> bytes:
+    """Return the texts of cells and files, and what the notebook calls the cells, by the names of their files, pickled.
 
-    They are needed as tracebacks name the cell, and TensorFlow compiles a function from its source.
+    They are needed as tracebacks quote the source and name the cell, and TensorFlow compiles a function from it. A file
+    of this machine need not be on a worker, so its text is sent, too; it is no cell, and its name for one is empty.
     """
-    known = {name: entry[2] for name, entry in linecache.cache.items() if len(entry) > 1}
-    used = {name: "".join(lines) for name, lines in known.items() if name.encode() in by_value}
-    cells = {name: (cell_name(name), text) for name, text in used.items() if not os.path.exists(name)}
-    return pickle.dumps(cells, protocol=2) if cells else b""
+    import pickle  # only here, as most scripts are files
+
+    sources = {}
+    for name in sorted(names):
+        linecache.checkcache(name)  # a file may have been edited, and loaded anew, since it was read
+        text = "".join(linecache.getlines(name))
+        if text:
+            sources[name] = (cell_name(name), text)
+    return pickle.dumps(sources, protocol=2) if sources else b""

@@ -8,11 +8,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from muster.errors import InterpreterError
 from muster.job import Job
 from muster.text.arguments import Argument, ArgumentText
+from muster.text.frozen import frozen
 from muster.text.reading import parse_last_line
 
 OLDEST = (3, 6)
@@ -32,7 +32,7 @@ print(json.dumps({"version": list(sys.version_info[:3]), "packages": {name: loca
 """
 
 
-@dataclass(frozen=True)
+@frozen
 class Interpreter:
     """A Python interpreter: its path, its version, and the location of each requested package (None: not there)."""
 

@@ -18,8 +18,8 @@ FILENAME = 10  # among the arguments of CodeType
 SHELL = "get_ipython"  # what !commands and %magics become in a cell
 
 
-def pickled(function: Callable[..., Any], name: str) -> bytes:
-    """Return the pickle of a function.
+def pickled(function: Callable[..., Any], name: str) -> tuple[bytes, set[str]]:
+    """Return the pickle of a function, and the names of the files that the code in it comes from.
 
     Args:
         name: of the function, for errors.
@@ -47,15 +47,21 @@ def pickled(function: Callable[..., Any], name: str) -> bytes:
         ) from error
 
 
-def _dump(value: Any) -> bytes:
+def _dump(value: Any) -> tuple[bytes, set[str]]:
     import cloudpickle
 
+    names = set()
+
+    def reduced(code: CodeType) -> tuple[Any, ...]:
+        names.add(code.co_filename)
+        return _with_filename(code)
+
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        dispatch_table = ChainMap({CodeType: _with_filename}, cloudpickle.Pickler.dispatch_table)
+        dispatch_table = ChainMap({CodeType: reduced}, cloudpickle.Pickler.dispatch_table)
 
     file = io.BytesIO()
     Pickler(file).dump(value)
-    return file.getvalue()
+    return file.getvalue(), names
 
 
 def _with_filename(code: CodeType) -> tuple[Any, ...]:

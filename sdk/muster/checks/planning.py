@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from muster.agent.places import symbol
-from muster.checks.arguments import whole_number
 from muster.checks.places import job_by_places
 from muster.checks.project import Project
 from muster.errors import JobError
 from muster.job import SERVER, Job, Launcher, Member, Plan, Process
 from muster.options.fields import chosen_options
+from muster.options.values import whole_number
 from muster.records.folders import TENSORBOARD, muster_home
 from muster.security.ssh import SSH_PORT
 from muster.strategies.base import Facts, Strategy
@@ -29,6 +29,9 @@ OF_MUSTER = re.compile(
     r"(MUSTER_(RUN_ID|WORKER|ROLE|INDEX|SCRATCH|REPORT|RUN_DIR|RESULTS|TENSORBOARD)|TMPDIR|IPYTHONDIR)$"
 )
 
+POINTER = 8  # bytes, which each text takes, too
+LONGEST_TEXTS = min(os.sysconf("SC_ARG_MAX"), 6 << 20) - (1 << 17)  # bytes of all, less those of a usual environment
+LONGEST_TEXT = 32 * os.sysconf("SC_PAGE_SIZE")  # bytes of an argument or variable, with the zero at its end
 OF_LAUNCHER = re.compile(r"(HOROVOD_|OMPI_COMM_WORLD_|PMI_)((LOCAL|CROSS)_)?(RANK|SIZE)$|MUSTER_RANK$")
 
 
@@ -72,12 +75,34 @@ def _check_servers(job: Job, roles: Mapping[str, int]) -> None:
 def _check_texts(job: Job) -> None:
     """Raise JobError for arguments and variables that no process can be given, without values, which may be secret."""
     for name, value in job.env.items():
-        if not name or "=" in name or "\0" in name + value:
-            raise JobError(
-                f"The environment variable {name!r} has an impossible name, or a NUL character in its value."
-            )
-    if any("\0" in argument for argument in job.args):
-        raise JobError("An argument of the script has a NUL character in it.")
+        if not name or "=" in name:
+            raise JobError(f"The environment variable {name!r} has an impossible name.")
+        _check_text(f"The environment variable {name!r}", f"{name}={value}")
+    for argument in job.args:
+        _check_text("An argument of the script", argument)
+    given = [*job.args, *(f"{name}={value}" for name, value in job.env.items())]
+    length = sum(len(text.encode("utf-8", "surrogateescape")) + 1 + POINTER for text in given)
+    if length > LONGEST_TEXTS:
+        raise JobError(
+            f"The script's arguments and variables have {length} bytes together, and Linux gives a process at most "
+            f"{LONGEST_TEXTS}, beside what it has anyway.",
+            advice="write them to a file, and give the file's path",
+        )
+
+
+def _check_text(what: str, text: str) -> None:
+    """Raise JobError for a text that the kernel gives no process."""
+    if "\0" in text:
+        raise JobError(f"{what} has a NUL character in it.")
+    try:
+        length = len(text.encode("utf-8", "surrogateescape"))  # as names of files are, which need not be text
+    except UnicodeEncodeError:
+        raise JobError(f"{what} has a lone surrogate in it, which is no character.") from None
+    if length >= LONGEST_TEXT:
+        raise JobError(
+            f"{what} has {length} bytes, and Linux gives a process at most {LONGEST_TEXT - 1} in one text.",
+            advice="write it to a file, and give the file's path",
+        )
 
 
 def make_facts(

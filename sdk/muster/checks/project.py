@@ -15,7 +15,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from muster.errors import JobError
 from muster.job import Job
 from muster.records.folders import muster_home
 from muster.text.arguments import Argument, ArgumentText
+from muster.text.frozen import frozen
 
 IGNORE = ".musterignore"
 NOTHING = "none"
@@ -33,7 +34,7 @@ LARGEST_NAMED = 5
 GIT_SECONDS = 60.0
 
 
-@dataclass(frozen=True)
+@frozen
 class Project:
     """The files that are sent to the workers.
 

@@ -29,6 +29,7 @@ MOST_FOLDERS = 500  # searched for a file of a given name
 NAMED_SCRIPTS = 3  # of a folder, named in the advice of an error
 
 
+LONGEST_NAME = 255  # bytes of a file's name
 URL = re.compile(r"(https?|ftp|s3|gs|hdfs)://", re.IGNORECASE)
 PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
 INTERPRETER = ArgumentText("the script itself; ", Argument("python"), " names an interpreter for it")
@@ -90,6 +91,11 @@ def make_script(
     if not name.strip():
         raise ScriptError(
             ArgumentText(Argument("worker_script"), " is empty."), advice="give a file, a module's name or a function"
+        )
+    if "\n" in name or any(len(part.encode(errors="replace")) > LONGEST_NAME for part in name.split("/")):
+        raise ScriptError(
+            ArgumentText(Argument("worker_script"), " is no name of a file: it is very long, or has several lines."),
+            advice="put code into a file, and give the file's name; or give a function",
         )
     path = Path(name).expanduser()
     if URL.match(name):

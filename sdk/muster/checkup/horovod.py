@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.checkup.report import Finding
-from muster.failure.advice import HOROVOD_KERAS
+from muster.failure.advice import HOROVOD_KERAS, build_horovod_again
 from muster.run.request import CheckedRun
 from muster.text.arguments import Argument, ArgumentText
 from muster.text.reading import parse_last_line
@@ -19,10 +19,6 @@ ALLREDUCE = Path(__file__).with_name("allreduce.py")
 ALLREDUCE_SECONDS = 120.0
 KERAS = ("horovod.keras", "horovod.tensorflow.keras")
 COLLECTIVES = ("horovod.tensorflow", "horovod.torch")
-BUILD_AGAIN = (
-    "HOROVOD_WITH_GLOO=1 HOROVOD_WITH_TENSORFLOW=1 {python} -m pip install --no-cache-dir --force-reinstall --no-deps "
-    "--no-build-isolation horovod, or "
-)
 
 
 def modules_of(imported: Sequence[str]) -> list[str]:
@@ -35,7 +31,7 @@ def modules_of(imported: Sequence[str]) -> list[str]:
 def traps(imported: Sequence[str], keras: str, env: Mapping[str, str]) -> Iterator[Finding]:
     """Yield findings on imports that are known to fail on any machine."""
     used = [name for name in KERAS if name in modules_of(imported)]
-    if used and keras.partition(".")[0].isdigit() and int(keras.partition(".")[0]) >= 3:
+    if used and keras.partition(".")[0].isdecimal() and int(keras.partition(".")[0]) >= 3:
         if env.get("TF_USE_LEGACY_KERAS", "").lower() in {"1", "true"}:
             return
         text = f"the script imports {used[0]}, which does not work with Keras {keras}"
@@ -71,10 +67,7 @@ def try_allreduce(checked: CheckedRun, imported: Sequence[str]) -> Iterator[Find
         yield Finding("ok", "horovod", f"two ranks import {', '.join(modules)} and add up a number over gloo")
         return
     keras = next((name for name in KERAS if name in answer["problem"]), None)
-    fix: str = HOROVOD_KERAS
-    if not keras:
-        build_again = BUILD_AGAIN.format(python=job.python)
-        fix = ArgumentText(build_again, Argument("python", ""), " an interpreter whose Horovod works")
+    fix = HOROVOD_KERAS if keras else build_horovod_again(answer["problem"], job.python)
     yield Finding("error", "horovod", f"Horovod of {job.python}: {answer['problem']}", fix, details=answer["details"])
 
 

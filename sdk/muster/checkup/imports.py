@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 GUARDS = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
-SHIPPED = "training"  # the only subpackage of Muster that workers get
+SHIPPED = "training"  # the only subpackage of Muster that scripts may import
 
 
 def main(script: str, folder: str) -> "dict[str, Any]":

@@ -9,7 +9,9 @@ import socket
 import sys
 import termios
 import threading
+import time
 import tty
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +32,9 @@ SECONDS_TO_RECORD = 5.0  # until the end of a run is recorded, once its workers 
 LEFT_BY_PROGRAMS = b"\x1b[?47l\x1b[?25h\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[?1l\x1b>\x1b[m\r\n"
 MOST_CONNECTIONS = 16  # to a forwarded port at once
 LOOPBACK = "127.0.0.1"
+LEFT_SECONDS = 5.0  # without a byte, after which a connection that its client has ended gives way to the next client
+POLL_SECONDS = 0.5  # between two looks at whether the run has ended
+LOOPS = 3  # connections at once that a worker has made to the very port that is forwarded to it
 
 
 @click.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -87,8 +92,9 @@ def forward(run: str, worker: str, port: str) -> None:
 
     PORT is a port of the worker, and LOCAL the port here: by default the same, 0 for any that is free. Only programs on
     this machine reach it, at 127.0.0.1. The program on the worker may listen at the worker's own address or at its
-    loopback address. RUN is an id, the beginning of one, or "last"; WORKER is a name such as worker-1, or its number.
-    It goes on until Ctrl-C, or until the run has ended.
+    loopback address; workers of the platform "local" are on this machine, and so are their ports. RUN is an id, the
+    beginning of one, or "last"; WORKER is a name such as worker-1, a rank such as rank-1, or the number of either. It
+    goes on until Ctrl-C, or until the run has ended.
 
     \b
     Examples:
@@ -97,7 +103,7 @@ def forward(run: str, worker: str, port: str) -> None:
     """
     there, here = _ports(port)
     opened = naming.under_way(run, "forward")
-    worker = _member(opened, worker)
+    worker = opened.worker_of(worker) if opened.workers else worker
     try:
         listener = socket.create_server((LOOPBACK, here), backlog=MOST_CONNECTIONS)
     except OSError as error:
@@ -106,8 +112,16 @@ def forward(run: str, worker: str, port: str) -> None:
             advice=f"muster forward {run} {worker} {there}:0",
         ) from error
     with listener:
-        click.echo(f"{LOOPBACK}:{listener.getsockname()[1]} is port {there} of {worker}; Ctrl-C ends that.", err=True)
-        _serve(listener, opened, worker, there)
+        local = listener.getsockname()[1]
+        click.echo(f"{LOOPBACK}:{local} is port {there} of {worker}; Ctrl-C ends that.", err=True)
+        forwarding = Forwarding(opened, worker, there)
+        forwarding.serve(listener)
+    if forwarding.is_loop:
+        raise JobError(
+            f"Only this command listens on port {there} of {worker}, which is on this machine, and has reached itself.",
+            advice=f"start the program that is to listen there, then: muster forward {run} {worker} {there}:0",
+        )
+    click.echo(f"{opened.run_id} has ended: {opened.status}.", err=True)
 
 
 def _member(run: Run, worker: str) -> str:
@@ -126,43 +140,94 @@ def _ports(text: str) -> tuple[int, int]:
     return found
 
 
-def _serve(listener: socket.socket, run: Run, worker: str, port: int) -> None:
-    """Forward connections until the run has ended: each on a thread, at most ``MOST_CONNECTIONS`` at once."""
-    free = threading.Semaphore(MOST_CONNECTIONS)
-    listener.settimeout(0.5)
-    while True:
-        free.acquire()
-        connection = None
-        while connection is None:
-            try:
-                connection, _ = listener.accept()
-            except TimeoutError:
-                if run.status != "running":
-                    click.echo(f"{run.run_id} has ended: {run.status}.", err=True)
-                    return
-        threading.Thread(target=_pass_on, args=(connection, run, worker, port, free), daemon=True).start()
+class Forwarding:
+    """Connections to a port here that are passed on to a port of a worker, each on a thread of its own.
 
+    Attributes:
+        is_loop: whether they go round in a circle: the worker is on this machine, and what it reaches is the port here.
+    """
 
-def _pass_on(local: socket.socket, run: Run, worker: str, port: int, free: threading.Semaphore) -> None:
-    def end(channel: int) -> None:
-        with contextlib.suppress(OSError):
-            local.shutdown(socket.SHUT_WR)
+    def __init__(self, run: Run, worker: str, port: int) -> None:
+        self.is_loop = False
+        self._run, self._worker, self._port = run, worker, port
+        self._free = threading.Semaphore(MOST_CONNECTIONS)
+        self._pumps: dict[Pump, None] = {}  # oldest first
+        self._counting = threading.Lock()  # held while one of the following is changed, or gone through
+        self._came: Counter[int] = Counter()  # connections that last, by the port that they have come from
+        self._went: Counter[int] = Counter()  # the same, by the port from which the worker has made its own
 
-    try:
-        with local:
-            connection, answer = open_stream(run.run_dir, "forward", worker=worker, port=port)
-            if "closed" in answer:
-                connection.close()
-                click.echo(f"{worker}: {clean(str(answer['closed'].get('text')))}", err=True)
+    def serve(self, listener: socket.socket) -> None:
+        """Pass connections on until the run has ended, or they turn out to go round in a circle."""
+        listener.settimeout(POLL_SECONDS)
+        while not self.is_loop:
+            connection = self._next(listener)
+            if connection is not None:
+                threading.Thread(target=self._pass_on, args=connection, daemon=True).start()
+            elif self._run.status != "running":
                 return
-            local.setblocking(False)
-            Pump(connection, local.fileno(), {OUTPUT: local.fileno()}, end).run()
-    except RunUnreachable as error:
-        click.echo(clean(str(error.message)), err=True)
-    except OSError:  # the local program has closed the connection
-        pass
-    finally:
-        free.release()
+
+    def _next(self, listener: socket.socket) -> tuple[socket.socket, int] | None:
+        """Return the next connection and the port that it comes from; None if there is none soon, or no room for it."""
+        if not self._free.acquire(timeout=POLL_SECONDS):
+            left = next((pump for pump in [*self._pumps] if pump.is_left(LEFT_SECONDS)), None)
+            if left is not None:  # its client is gone, most likely, and the program on the worker does not care
+                left.give_up()
+            return None
+        try:
+            connection, (_, source) = listener.accept()
+        except OSError as error:  # none has come, or it is gone already, or there are no descriptors left
+            self._free.release()
+            if not isinstance(error, TimeoutError):
+                time.sleep(POLL_SECONDS)
+            return None
+        return connection, source
+
+    def _pass_on(self, local: socket.socket, came: int) -> None:
+        went = 0
+
+        def end(channel: int) -> None:
+            with contextlib.suppress(OSError):
+                local.shutdown(socket.SHUT_WR)
+
+        with self._counting:
+            self._came[came] += 1
+        try:
+            with local:
+                connection, answer = open_stream(self._run.run_dir, "forward", worker=self._worker, port=self._port)
+                if "closed" in answer:
+                    connection.close()
+                    click.echo(f"{self._worker}: {clean(str(answer['closed'].get('text')))}", err=True)
+                    return
+                went = answer.get("source") or 0
+                if went and self._goes_round(went):
+                    connection.close()
+                    return
+                local.setblocking(False)
+                pump = Pump(connection, local.fileno(), {OUTPUT: local.fileno()}, end)
+                self._pumps[pump] = None
+                try:
+                    pump.run()
+                finally:
+                    del self._pumps[pump]
+        except RunUnreachable as error:
+            click.echo(clean(str(error.message)), err=True)
+        except OSError:  # the local program has closed the connection
+            pass
+        finally:
+            with self._counting:
+                self._came[came] -= 1
+                self._went[went] -= 1
+            self._free.release()
+
+    def _goes_round(self, went: int) -> bool:
+        """Return whether this port is one from which the worker has reached this command.
+
+        Of a worker on another machine one or two may be the same by chance.
+        """
+        with self._counting:
+            self._went[went] += 1
+            self.is_loop = self.is_loop or (self._came & self._went).total() >= LOOPS
+        return self.is_loop
 
 
 def _size() -> list[int]:

@@ -33,5 +33,6 @@ def under_way(run: str, command: str) -> Run:
     """
     found = opened(run, command)
     if found.status != "running":
-        raise JobError(f"{found.run_id} has ended: {found.status}.", advice="its workers have ended with it")
+        text = f"{found.run_id} has ended: {found.status}, and its workers with it."
+        raise JobError(text, advice=f"muster explain {run}, muster logs {run}")
     return found

@@ -22,6 +22,7 @@ from muster.errors import RunNotFound
 from muster.records import folders, lookup
 from muster.records.record import LAUNCHER_LOG
 from muster.records.runs import Run
+from muster.records.under_way import is_queued
 from muster.runtime.echo import without_echo
 from muster.runtime.outlet import takes_escapes
 from muster.text.arguments import ArgumentText
@@ -102,7 +103,7 @@ def runs(
     else:
         for run in listed[:limit]:
             started = datetime.fromtimestamp(run.started_at).strftime("%Y-%m-%d %H:%M:%S")
-            line = f"{_status(run):<11}  {started}  {_took(run):>8}  {run.strategy:<16}  {_named(run)}  {_until(run)}"
+            line = f"{_status(run):<11}  {started}  {_took(run):>8}  {run.strategy:<16}  {_named(run)}  {_beside(run)}"
             click.echo(clean(line).rstrip())
     if len(listed) > limit:
         click.echo(f"… and {len(listed) - limit} older")
@@ -145,13 +146,13 @@ def _table(listed: Sequence[Run], width: int) -> Table | None:
         table.add_column(title, no_wrap=True, justify="right" if title == "took" else "left")
     table.add_column("run")
     for run, *cells in zip(listed, *shown.values(), strict=True):
-        table.add_row(*cells, Text(f"{_named(run)} {_until(run)}".rstrip()))
+        table.add_row(*cells, Text(f"{_named(run)} {_beside(run)}".rstrip()))
     return table
 
 
 def _block(run: Run) -> str:
     """Return a run as two lines, of which the first has only its id, so that a narrow terminal shows that as a word."""
-    rest = [_status(run), _took(run), clean(run.strategy), _until(run)]
+    rest = [_status(run), _took(run), clean(run.strategy), _beside(run)]
     return f"{_named(run)}\n  {'  '.join(filter(None, rest))}"
 
 
@@ -169,11 +170,14 @@ def _took(run: Run) -> str:
     return f"{'≥ ' if run.status == 'lost' else ''}{duration(run.seconds)}"
 
 
-def _until(run: Run) -> str:
-    """Return, in words, until when a detached run that is under way may go on; empty for other runs."""
-    if run.detached_until is None or run.status != "running":
+def _beside(run: Run) -> str:
+    """Return, in words, of a run under way whether it is queued, and until when it may go on if it is detached."""
+    if run.status != "running":
         return ""
-    return f"(detached until {datetime.fromtimestamp(run.detached_until):%a %d %b %Y %H:%M})"
+    until = run.detached_until
+    parts = ["queued"] if is_queued(run.events()) else []
+    parts += [f"detached until {datetime.fromtimestamp(until):%a %d %b %Y %H:%M}"] if until is not None else []
+    return f"({', '.join(parts)})" if parts else ""
 
 
 @click.command()
@@ -290,14 +294,14 @@ def _show_end(run: Run) -> None:
     for event in usage_now(run):
         fold(view, event)
     view.advice = as_options(run.advice)
-    print_rich(Screen(view), height=len(view.workers) + 30)
+    print_rich(Screen(view, is_whole=True))
 
 
-def print_rich(shown: RenderableType, *, width: int | None = None, height: int | None = None) -> None:
+def print_rich(shown: RenderableType, *, width: int | None = None) -> None:
     """Print an object of Rich. Raises OSError where nobody reads the output any more, unlike Rich's own print."""
     from rich.console import Console
 
-    console = Console(width=width, height=height, color_system="auto" if takes_escapes(sys.stdout) else None)
+    console = Console(width=width, color_system="auto" if takes_escapes(sys.stdout) else None)
     with console.capture() as capture:
         console.print(shown)
     lines = capture.get().split("\n")

@@ -234,8 +234,10 @@ def _as_option(argument: Argument) -> str:
         return argument.as_python()
     option = max(parameter.opts, key=len) if isinstance(parameter, click.Option) else parameter.human_readable_name
     value = f"{argument.value:g}" if isinstance(argument.value, float) else argument.value
-    if isinstance(value, list):  # the script's own arguments
-        return shlex.join(map(str, value))
+    if isinstance(value, (list, tuple)):
+        value = shlex.join(map(str, value))
+        if not isinstance(parameter, click.Option):  # the script's own arguments
+            return value
     return option if value is None or value is True or value == "" else f"{option} {shlex.quote(str(value))}"
 
 
@@ -297,6 +299,7 @@ def _detach(checked: CheckedRun, *, quiet: bool, json_wanted: bool) -> None:
     from muster.commands import as_json
     from muster.run import controller
 
+    checked.shortages()
     begun = controller.start(checked)
     if json_wanted:
         as_json.echo(as_json.summary(begun))

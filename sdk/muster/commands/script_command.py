@@ -133,12 +133,17 @@ def misspelt(args: Sequence[str], takes_value: Mapping[str, bool], script: str =
 
     >>> misspelt(["train.py", "--strategi=mpi", "-n2", "--epochs", "3"], {"--strategy": True, "-n": True})
     {'--strategi': '--strategy', '-n2': '-n 2'}
+    >>> misspelt(["--sbatch-args", "--exclusive", "train.py"], {"--sbatch-args": True, "--exclude": True})
+    {}
     """
     found = {}
     known = [name for name in takes_value if name.startswith("--")]
-    for word in itertools.takewhile(lambda word: word != "--", args):
-        name = word.partition("=")[0]
-        if name in takes_value and name.startswith("--"):
+    words = itertools.takewhile(lambda word: word != "--", args)
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name in takes_value and (name.startswith("--") or not equals):
+            if takes_value[name] and not equals:
+                next(words, None)  # its value, which may look like an option
             continue
         if name.startswith("--"):
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import socket
+import time
 from collections.abc import Callable, Mapping
 
 from muster.agent import frames, wire
@@ -49,6 +50,8 @@ class Pump:
         self._ended: set[int] = set()
         self._credit = wire.WINDOW
         self._closed: wire.Closed | None = None
+        self._moved_at = time.monotonic()
+        self._is_given_up = False
         if source is None:
             self._send(wire.Eof(1))
 
@@ -56,16 +59,27 @@ class Pump:
         """Tell the worker the terminal's new size."""
         self._send(wire.Resize(1, rows, columns))
 
+    def is_left(self, seconds: float) -> bool:
+        """Return whether the source has ended, and nothing has come from the worker for that many seconds since."""
+        return self._source is None and time.monotonic() - self._moved_at > seconds
+
+    def give_up(self) -> None:
+        """Have ``run`` end the stream soon; called by another thread."""
+        self._is_given_up = True
+
     def run(self) -> wire.Closed:
         """Copy bytes until the stream has ended, and return the message that says how it ended.
 
         Raises:
             RunUnreachable: the run, or its session, has ended before the stream.
+            BrokenPipeError: the stream was given up.
             OSError: a sink cannot be written to.
         """
         with contextlib.closing(self._connection):
             while self._closed is None or any(self._unwritten.values()):
                 ready = dict(self._poll())
+                if self._is_given_up:
+                    raise BrokenPipeError
                 number = self._connection.fileno()
                 if self._closed is None and ready.get(number, 0) & select.POLLOUT and self._unsent:
                     self._transmit()
@@ -108,6 +122,7 @@ class Pump:
             self._send(wire.Data(1, 0, data))
         else:
             self._source = None
+            self._moved_at = time.monotonic()
             self._send(wire.Eof(1))
 
     def _send(self, message: tuple[object, ...]) -> None:
@@ -130,6 +145,7 @@ class Pump:
             data = b""
         if not data:
             raise RunUnreachable("The run has ended, or its session has.")
+        self._moved_at = time.monotonic()
         for fields in self._decoder.feed(data):
             self._take(wire.from_agent(fields))
 
@@ -150,6 +166,7 @@ class Pump:
         waiting = self._unwritten[channel]
         with contextlib.suppress(BlockingIOError):
             written = os.write(sink, waiting[:AT_ONCE])
+            self._moved_at = time.monotonic()
             del waiting[:written]
         if not any(self._unwritten.values()) and self._owed and self._closed is None:
             self._send(wire.Credit(1, self._owed))

@@ -82,7 +82,7 @@ DEEPEST = 20  # levels of lists and dicts in an event
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True)  # made so often that its methods are its own
 class Event:
     """One fact about a run. ``time`` is seconds since the epoch, by the session's clock.
 

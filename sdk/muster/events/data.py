@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar
 
+from muster.text.frozen import frozen
+
 
 class EventKind(str, Enum):
     """Kinds of events, as the table of :mod:`muster.events` describes them."""
@@ -51,7 +53,7 @@ class EventData(Mapping[str, Any]):
         return sum(value is not None for value in vars(self).values())
 
 
-@dataclass(frozen=True, eq=False)
+@frozen
 class RunRequested(EventData):
     """A run has been requested. ``strategy``, and ``run`` (its id), are set only in records of older versions.
 
@@ -68,7 +70,7 @@ class RunRequested(EventData):
     run: str | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@frozen
 class RunPhase(EventData):
     """The run has entered another phase; in ``starting``, ``launcher`` is the program that starts the ranks, if any."""
 
@@ -77,7 +79,7 @@ class RunPhase(EventData):
     launcher: str | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@frozen
 class RunAttempt(EventData):
     """All workers and ranks are started again: the number of this attempt, from 2, and why the previous one ended."""
 
@@ -86,7 +88,7 @@ class RunAttempt(EventData):
     reason: str = ""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen
 class RunEnded(EventData):
     """The run has ended. ``advice_parts`` is the advice as :class:`muster.text.arguments.ArgumentText` reads it."""
 
@@ -98,7 +100,7 @@ class RunEnded(EventData):
     advice_parts: list[Any] | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@frozen
 class Note(EventData):
     """Something that the user should read."""
 
@@ -106,7 +108,7 @@ class Note(EventData):
     text: str = ""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen
 class WorkerState(EventData):
     """A worker is in another state."""
 
@@ -118,7 +120,7 @@ class WorkerState(EventData):
     reason: str | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@frozen
 class WorkerReady(EventData):
     """A worker's agent has connected to the session and identified itself: the worker can be given processes."""
 
@@ -130,7 +132,7 @@ class WorkerReady(EventData):
     pid: int | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@frozen
 class ProcessStarted(EventData):
     """A process of a worker runs."""
 
@@ -139,7 +141,7 @@ class ProcessStarted(EventData):
     rank: int | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@frozen
 class ProcessExited(EventData):
     """A process of a worker has ended."""
 
@@ -151,7 +153,7 @@ class ProcessExited(EventData):
     reason: str | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@frozen
 class Listening(EventData):
     """A worker's server accepts connections."""
 
@@ -159,7 +161,7 @@ class Listening(EventData):
     port: int | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@frozen
 class Transfer(EventData):
     """Progress of a transfer to a worker, in bytes."""
 
@@ -168,7 +170,7 @@ class Transfer(EventData):
     total: int = 0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)  # made so often that its methods are its own
 class Usage(EventData):
     """Use of a worker's resources."""
 
@@ -179,7 +181,7 @@ class Usage(EventData):
     gpu_memory: float | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)  # made so often that its methods are its own
 class Output(EventData):
     """Text that a worker has printed."""
 
@@ -187,7 +189,7 @@ class Output(EventData):
     text: str = ""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)  # made so often that its methods are its own
 class Progress(EventData):
     """Progress of a process."""
 
@@ -202,7 +204,7 @@ class Progress(EventData):
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, eq=False)
+@frozen
 class Stage(EventData):
     """Stage of a process before its first step, and how many seconds the previous stage took."""
 
@@ -212,7 +214,7 @@ class Stage(EventData):
     seconds: float | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@frozen
 class ScriptRaised(EventData):
     """A script raised."""
 
@@ -223,7 +225,7 @@ class ScriptRaised(EventData):
     traceback: str | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@frozen
 class ProcessStacks(EventData):
     """Python stacks of a process."""
 

@@ -96,12 +96,15 @@ class QueuedObserver:
         self._characters = 0
         self._left_out = 0  # events since the last one in the queue
         self._is_closed = False
-        self._news = threading.Condition()  # held for moments only, never while the observer is called
+        # Held for moments only, never while the observer is called. It is entered directly, not through the condition:
+        # an interrupt within the condition's Python code could leave it taken.
+        self._lock = threading.RLock()
+        self._news = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
 
     def __call__(self, event: Event) -> None:
         """Add an event to the queue."""
-        with self._news:
+        with self._lock:
             if self._is_closed:
                 return
             if self._has_no_room(event.kind):
@@ -120,7 +123,7 @@ class QueuedObserver:
 
     def close(self) -> None:
         """Accept no more events; queued ones are still delivered."""
-        with self._news:
+        with self._lock:
             if not self._is_closed:
                 self._note_gap(time.time())
             self._is_closed = True
@@ -132,7 +135,7 @@ class QueuedObserver:
 
     def end(self) -> int:
         """Accept and deliver nothing more; return the number of events that were not delivered."""
-        with self._news:
+        with self._lock:
             left = len(self._waiting)
             self._is_closed = True
             self._waiting.clear()
@@ -156,7 +159,7 @@ class QueuedObserver:
 
     def _next(self) -> Event | None:
         """Wait for the next event and return it; return None at the end."""
-        with self._news:
+        with self._lock:
             self._news.wait_for(lambda: self._waiting or self._is_closed)
             if not self._waiting:
                 return None

@@ -35,10 +35,23 @@ ALIASES = {  # packages by the names under which scripts usually import them
 }
 
 
+def build_horovod_again(problem: str, python: str = "python") -> ArgumentText:
+    """Return what to try where an interpreter's Horovod lacks a part, given the words that say which."""
+    framework = "PYTORCH" if "horovod.torch" in problem else "TENSORFLOW"
+    return ArgumentText(
+        f"HOROVOD_WITH_GLOO=1 HOROVOD_WITH_{framework}=1 {python} -m pip install --no-cache-dir --force-reinstall "
+        "--no-deps --no-build-isolation horovod, or ",
+        Argument("python", ""),
+        " an interpreter whose Horovod works",
+    )
+
+
 def advice_on_exception(failure: Failure) -> str | None:
     """Return what to try after a script's exception; None if the exception itself says enough."""
     if re.search(r"/horovod/(_keras|keras|tensorflow/keras)/", failure.traceback):
         return f"Horovod's own Keras integration does not work with Keras 3; {HOROVOD_KERAS}"
+    if re.match(r"Extension horovod\.\w+ has not been built", failure.message):
+        return build_horovod_again(failure.message)
     if "Horovod has not been initialized" in failure.message:
         return "hvd.init() at the beginning of the script, before anything else of Horovod"
     if failure.type == "KeyError" and failure.message in OF_PROCESSES:
@@ -126,7 +139,7 @@ def advice_on_exit(failure: Failure, is_python: bool) -> str | None:
 def advice_on_signal(number: int | None, is_python: bool = True) -> str:
     """Return what to try after a signal has ended a process."""
     if number == signal.SIGKILL:
-        return "somebody, or the system when it ran out of memory (see dmesg), killed it; less memory per worker may do"
+        return "see in dmesg whether memory ran out: then smaller batches or fewer workers; or else somebody killed it"
     if number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.SIGFPE):
         if is_python:
             return "compiled code crashed; the Python stack at that moment is at the end of the log"
@@ -159,11 +172,7 @@ def advice_on_launcher(text: str) -> str:
     if "Host key verification failed" in text or "could not connect to some hosts" in text:
         return "the workers' sshd did not answer, or proved to be somebody else; see the workers' logs"
     if "has not been built" in text:
-        return ArgumentText(
-            "Horovod was built without gloo; set up again, or ",
-            Argument("python", ""),
-            " an interpreter whose Horovod has it",
-        )
+        return build_horovod_again(text)
     return "the launcher's own words above say more"
 
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum, IntEnum
 from functools import cached_property
 from typing import Any
 
 from muster.text.cleaning import clean
+from muster.text.frozen import frozen
 
 
 class FailureKind(str, Enum):
@@ -40,20 +41,27 @@ class FailureKind(str, Enum):
         return self.value
 
 
+# Patterns. They are compiled, and cached by ``re``, when a run has failed.
 # Messages of programs that have lost a peer, or another connection: only the times of failures tell which.
-BROKEN_CONNECTION = re.compile(
+BROKEN_CONNECTION = (
     r"ConnectionError|ConnectionRefusedError|ConnectionResetError|ConnectionAbortedError|BrokenPipeError|EOFError|TimeoutError|"
     r"IncompleteReadError|Connection reset by peer|Connection closed by peer|Broken pipe|Connection timed out|"
     r"Transport endpoint is not connected|No route to host|Network is unreachable|Connection refused|data was truncated"
 )
 # Messages of frameworks about other processes: the process that failed first never has one.
-COLLECTIVE = re.compile(
-    r"Horovod has been shut ?down|HorovodInternalError|Read error \[|Socket closed|failed to connect to all addresses|"
-    r"UnavailableError|AbortedError|CancelledError|Cancelled by|RST_STREAM|session .{0,100}is not found|"
-    r"Step was cancelled|Connection (?:closed|reset) by peer \[|pair\.cc",
-    re.IGNORECASE,
+COLLECTIVE = (
+    r"(?i)Horovod has been shut ?down|HorovodInternalError|Read error \[|"
+    r"failed to connect to all addresses|UnavailableError|AbortedError|CancelledError|RST_STREAM|"
+    r"Connection (?:closed|reset) by peer \[|pair\.cc"
 )
-EXCEPTION_LINE = re.compile(r"^[A-Za-z_][\w.]*(?::.*)?$", re.MULTILINE)
+# The same, but in words that a script may use as well: only in exceptions of TensorFlow's, XLA's or gRPC's.
+OF_TENSORFLOW = r"(?i)Socket closed|Cancelled by|session .{0,100}is not found|Step was cancelled"
+TENSORFLOW_ERRORS = {
+    "AioRpcError", "DataLossError", "DeadlineExceededError", "FailedPreconditionError", "InternalError",
+    "InvalidArgumentError", "NotFoundError", "OpError", "OutOfRangeError", "ResourceExhaustedError", "RpcError",
+    "UnknownError", "XlaRuntimeError", "_InactiveRpcError", "_MultiThreadedRendezvous", "_Rendezvous",
+}  # fmt: skip
+EXCEPTION_LINE = r"(?m)^[A-Za-z_][\w.]*(?::.*)?$"
 SENT = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}  # how one process asks another to end
 CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}  # how compiled code ends itself
 
@@ -83,7 +91,7 @@ class Bearing(IntEnum):
     NOBODY = 6  # reactions of a launcher or an agent
 
 
-@dataclass(frozen=True)
+@frozen
 class Failure:
     """One thing that went wrong in a run.
 
@@ -204,7 +212,8 @@ def tells_of_another(type: str, message: str) -> bool:
     >>> tells_of_another("UnknownError", "Horovod has been shut down."), tells_of_another("ValueError", "no data")
     (True, False)
     """
-    return COLLECTIVE.search(f"{type}: {message}") is not None
+    is_told = type in TENSORFLOW_ERRORS and re.search(OF_TENSORFLOW, message) is not None
+    return is_told or re.search(COLLECTIVE, f"{type}: {message}") is not None
 
 
 # -- one failure by itself --------------------------------------------------------------------------------------------
@@ -215,14 +224,14 @@ def _bearing_of_exception(failure: Failure) -> Bearing:
     if tells_of_another(failure.type, failure.message):
         return Bearing.COLLECTIVE
     chain = [f"{failure.type}: {failure.message}", *_raised_before(failure.traceback)]
-    if failure.peer_was_gone or any(BROKEN_CONNECTION.search(text) for text in chain):
+    if failure.peer_was_gone or any(re.search(BROKEN_CONNECTION, text) for text in chain):
         return Bearing.BROKEN
     return Bearing.RAISED if failure.peer_was_gone is None else Bearing.OWN
 
 
 def _raised_before(traceback: str) -> list[str]:
     """Return the exceptions of a traceback with their messages: the lines that are not indented, and not headings."""
-    return EXCEPTION_LINE.findall(traceback)
+    return re.findall(EXCEPTION_LINE, traceback)
 
 
 def _bearing_of_signal(number: int | None) -> Bearing:

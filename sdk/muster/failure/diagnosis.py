@@ -239,7 +239,7 @@ def did_not_come_up(failure: Failure, logs: Path) -> LaunchRefused:
     error = LaunchRefused(
         f"{failure.worker} did not come up: {why}",
         worker=failure.worker,
-        log=log,
+        log=log if log.exists() else None,
         details=tail(log),
         advice=failure.advice or (OPEN_PORT if "cannot reach the session" in why else None),
     )
@@ -272,13 +272,16 @@ def workers_missing(
         f"{join_names(names)} {'is' if len(names) == 1 else 'are'} {status}" for status, names in by_status.items()
     )
     first = next(iter(missing))
+    log = logs / f"{first}.log"
     return WorkersMissing(
         f"{len(missing)} of {total} workers did not report an address within {seconds:g} s: {known}."
         + _waits_text(waits),
         worker=first,
-        log=logs / f"{first}.log",
+        log=log if log.exists() else None,
         details=f"The platform could not be asked about them.\n{trouble}" if trouble else None,
-        advice=advice_on_missing(missing, total, seconds, is_here),
+        advice=ArgumentText("see to what they wait for, or a longer ", Argument("timeout_seconds"))
+        if waits
+        else advice_on_missing(missing, total, seconds, is_here),
     )
 
 

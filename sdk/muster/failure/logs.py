@@ -11,7 +11,7 @@ from muster.text.reading import open_regular
 ATTEMPT = re.compile(r"^--- attempt \d+ ---\n", re.MULTILINE)  # the line at the beginning of a later attempt
 CRASH = "Fatal Python error: "  # the beginning of faulthandler's report
 THREAD_THAT_CRASHED = "Current thread 0x"
-OURS = re.compile(r'  File "(?:<frozen runpy>|[^"]*/(?:runpy\.py|lib/runner\.py|lib/muster/[^"]*))"')
+OURS = re.compile(r'  File "(?:<frozen runpy>|[^"]*/(?:runpy\.py|lib(?:rary)?/runner\.py|lib(?:rary)?/muster/[^"]*))"')
 OF_LIBRARIES = re.compile(r'  (?!File )|  File "(?:<|[^"]*/(?:lib(?:64)?/python[\d.]+|site-packages)/)')
 
 

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from muster.agent import wire
 
 Source = tuple[str, int | None]  # a process: its worker and its rank
+MUTE = "Nobody says what it does: its agent has been stopped, by SIGSTOP or by a debugger."
+STACK_BEGINS = "(most recent call first)"  # begins each thread's stack
 
 
 class Verdict(NamedTuple):
@@ -39,6 +41,10 @@ def find_blocker(
     awaited = _awaited([*silent, *servers], answers)
     if awaited:
         return Verdict(awaited, "It has not sent what the others wait for.")
+    heard = {worker for worker, _ in answers}
+    mute = [source for source in silent if heard and source[0] not in heard]
+    if mute:
+        return Verdict(mute[0], MUTE)
     unread = {source: sum(bool(c.unread) for c in answers[source].connections) for source in known}
     most = max(unread.values(), default=0)
     readers = [source for source in silent if unread.get(source) == most]
@@ -47,7 +53,9 @@ def find_blocker(
     # messages all the time, on separate threads.
     if most and len(readers) == 1 and (not stuck or readers[0] in stuck):
         return Verdict(readers[0], "It does not read what the others have sent.")
-    return Verdict((stuck or list(silent))[0])
+    # Those that show no stacks may do anything; the others wait in a library, as they would for a peer.
+    unseen = [source for source in known if STACK_BEGINS not in answers[source].text]
+    return Verdict((stuck or unseen or list(silent))[0])
 
 
 def _awaited(sources: Sequence[Source], answers: Mapping[Source, wire.ProcessStacks]) -> Source | None:
@@ -85,6 +93,6 @@ def is_in_own_code(stack: str) -> bool:
     >>> is_in_own_code("MainThread (most recent call first):\\n  Cell In[3], line 7 in step")
     True
     """
-    _, _, main_thread = stack.partition("(most recent call first)")
+    _, _, main_thread = stack.partition(STACK_BEGINS)
     frame = re.search(r'^  (?!File "<(?:string|frozen )[^"]*")(.*), line \d+ in ', main_thread, re.MULTILINE)
     return frame is not None and not re.search(r"/(site|dist)-packages/", frame.group(1))

@@ -8,15 +8,19 @@ import shlex
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from muster.errors import JobError
+from muster.options.values import plain_number, whole_number
+from muster.text.arguments import Argument, ArgumentText
+from muster.text.frozen import frozen
 
 KEY = "option"  # key in a field's metadata
 TYPES = (bool, int, float, str, Path, tuple)  # types of options that a command line can express
 
 
-@dataclass(frozen=True)
+@frozen
 class Option:
     """One option of a strategy or a platform.
 
@@ -83,6 +87,24 @@ def chosen_options(made: Any) -> dict[str, Any]:
         if option.type is not None and value != option.value:
             found[option.name] = list(value) if option.type is tuple else str(value) if option.type is Path else value
     return found
+
+
+def check_numbers(made: Any) -> None:
+    """Raise JobError for an option of a strategy or a platform that has a least number, and is none or smaller.
+
+    NumPy's numbers become Python's, which can be recorded.
+    """
+    for option in options_of(type(made)):
+        value = getattr(made, option.name)
+        if option.minimum is None or value is None:
+            continue
+        number = (whole_number if option.type is int else plain_number)(option.name, value)
+        if not option.minimum <= number < float("inf"):
+            raise JobError(
+                ArgumentText(Argument(option.name), f" is {value!r}; it must be at least {option.minimum:g}.")
+            )
+        if type(number) is not type(value):
+            object.__setattr__(made, option.name, number)  # also of a frozen dataclass: it is the same number
 
 
 def flags_of(options: Mapping[str, Any]) -> list[str]:

@@ -6,7 +6,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from muster.events import Event
-from muster.events.data import ProcessExited, ProcessStarted, Progress, RunAttempt, RunPhase, RunRequested, Stage
+from muster.events.data import (
+    Listening,
+    ProcessExited,
+    ProcessStarted,
+    Progress,
+    RunAttempt,
+    RunPhase,
+    RunRequested,
+    Stage,
+)
 
 STARTING = "starting workers"  # Muster's own part
 IMPORTING = "importing "  # followed by the package's name
@@ -68,14 +77,17 @@ def first_step(events: Iterable[Event]) -> str:
 
 
 def importing(events: Iterable[Event]) -> float:
-    """Return the seconds that the slowest process of a run spent importing packages, as far as it has reported."""
+    """Return the seconds that the slowest process of a run spent importing packages, as far as it has reported.
+
+    A server reports nothing more: its imports are over once it listens.
+    """
     since: dict[tuple[str | None, int | None], float] = {}
     found: dict[tuple[str | None, int | None], float] = {}
     for event in events:
         data = event.data
-        if not isinstance(data, (Stage, Progress, ProcessExited)):
+        if not isinstance(data, (Stage, Progress, ProcessExited, Listening)):
             continue
-        source = (event.worker, data.rank)
+        source = (event.worker, None if isinstance(data, Listening) else data.rank)
         if source in since:
             found[source] = found.get(source, 0.0) + event.time - since.pop(source)
         if isinstance(data, Stage) and data.stage.startswith(IMPORTING):

@@ -35,7 +35,8 @@ TENSORBOARD = "tensorboard"
 
 def muster_home() -> Path:
     """Return the folder with all Muster files of this user: ``$MUSTER_HOME``, else ``~/.muster``."""
-    return Path(os.environ.get("MUSTER_HOME") or Path.home() / ".muster").expanduser().absolute()
+    home = os.environ.get("MUSTER_HOME") or Path.home() / ".muster"
+    return Path(os.path.expanduser(home)).absolute()  # unlike pathlib's, it takes a user that is not known for a name
 
 
 def make_folder(path: Path, mode: int = 0o755) -> None:

@@ -25,7 +25,9 @@ MOST_WAITING = 1 << 20  # bytes of events to keep until the disk has room again
 
 
 class Journal:
-    """Writes a run's events to ``events.jsonl``, one line each, flushed as they come; progress at intervals only.
+    """Writes a run's events to ``events.jsonl``, one line each; progress at intervals only.
+
+    Events are in the file at once or, on an event loop, as soon as the loop has handled what has arrived with them.
 
     It never raises once it is open. Events that the disk has no room for are kept, and tried again with every later
     event and at the end; those that have to be given up are counted, and a ``note`` in the journal says so.
@@ -44,6 +46,7 @@ class Journal:
         self._lost = 0
         self._held: dict[str | None, dict[str, Event]] = {}  # by worker, and by its ranks
         self._flushed_at = float("-inf")
+        self._flushing: asyncio.AbstractEventLoop | None = None  # the loop on which a write is due
         self._trains_since: float | None = None
         self._last: dict[tuple[str | None, str], tuple[float, int | None]] = {}
         self._epochs: dict[tuple[str | None, str], float] = {}  # time that a rank's epochs would reach at one interval
@@ -64,13 +67,14 @@ class Journal:
     def _take_progress(self, event: Event, told: Progress) -> None:
         """Write progress, or hold it back; merge it with an event held back before, unless that is of another epoch."""
         source = (event.worker, rank := str(told.rank))
-        written, epoch = self._last.get(source, (float("-inf"), None))
+        if self._trains_since is None:
+            self._trains_since = event.time
+        first = (event.time if self._is_crowded(event.time) else float("-inf"), told.epoch)
+        written, epoch = self._last.setdefault(source, first)
         ranks = self._held.setdefault(event.worker, {})
         held = ranks.pop(rank, None)
         if held is not None and told.epoch in (None, held.data.get("epoch")):
             event, held = _merged(held, event), None
-        if self._trains_since is None:
-            self._trains_since = event.time
         is_soon = event.time - written < self._interval(event.time - self._trains_since)
         if is_soon and (told.epoch in (None, epoch) or not self._has_room_for_epoch(source, event.time)):
             ranks[rank] = event
@@ -79,6 +83,11 @@ class Journal:
             self._write(held)
         self._last[source] = (event.time, epoch if told.epoch is None else told.epoch)
         self._write(event)
+
+    def _is_crowded(self, now: float) -> bool:
+        """Return whether so many ranks have reported that the first report of another one has to be held back, too."""
+        trained = 0.0 if self._trains_since is None else max(0.0, now - self._trains_since)
+        return len(self._last) > PROGRESS_PER_SECOND * (1 + trained)
 
     def _has_room_for_epoch(self, source: tuple[str | None, str], now: float) -> bool:
         """Return whether a rank's new epoch is to be written at once, and count it; the rate of such is limited."""
@@ -124,17 +133,32 @@ class Journal:
 
     def _write(self, event: Event) -> None:
         line = event.to_json().encode() + b"\n"
+        if len(self._waiting) + len(line) > MOST_WAITING:
+            self._flush()
         if len(self._waiting) + len(line) > MOST_WAITING and event.kind != EventKind.RUN_ENDED:
             self._lost += 1
         else:
             self._waiting += line
         if event.kind != EventKind.PROGRESS or event.time - self._flushed_at >= PROGRESS_INTERVAL:
-            self._flush()
             self._flushed_at = event.time
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        """Write waiting events with those that follow in the same turn of the event loop, as each write takes time."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self._flush()
+            return
+        if self._flushing is not loop:
+            self._flushing = loop
+            loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         """Write waiting events, as far as the disk has room."""
-        assert self._descriptor is not None
+        self._flushing = None
+        if self._descriptor is None:
+            return
         try:
             while self._waiting:
                 del self._waiting[: os.write(self._descriptor, self._waiting)]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from muster.agent.removal import remove_folder
 from muster.errors import JobError, RunNotFound, without_inner_frames
+from muster.options.values import plain_number, plain_text, plain_texts, whole_number
 from muster.records.folders import muster_home, run_ids
 from muster.records.runs import Run
 from muster.records.sessions import has_begun
@@ -54,9 +55,10 @@ def list_runs(
         JobError: ``limit`` is not a number of runs, or there is no such status.
         RunNotFound: the folder of the runs cannot be read.
     """
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+    if limit is not None and whole_number("limit", limit) < 0:
         raise JobError(f"limit is {limit!r}; it must be a whole number.", advice="name or status choose among runs")
-    wanted = STATUSES if status is None else (status,) if isinstance(status, str) else tuple(status)
+    plain_text("name", name)
+    wanted = STATUSES if status is None else plain_texts("status", status)
     unknown = [repr(one) for one in wanted if one not in STATUSES]
     if unknown:
         raise JobError(f"There is no status {', '.join(unknown)} of runs.", advice=f"one of {', '.join(STATUSES)}")
@@ -177,9 +179,12 @@ def prune(keep: int = 20, older_than_days: float | None = None) -> list[str]:
     Args:
         keep: number of newest runs to keep.
         older_than_days: of the others, delete only those that started longer ago than that.
+
+    Raises:
+        JobError: one of them is no number.
     """
-    newest_start = time.time() - (older_than_days or 0) * 86400
-    candidates = [run for run in list_runs()[max(keep, 0) :] if run.started_at <= newest_start]
+    newest_start = time.time() - 86400 * plain_number("older_than_days", older_than_days or 0)
+    candidates = [run for run in list_runs()[max(whole_number("keep", keep), 0) :] if run.started_at <= newest_start]
     return [run.run_id for run in candidates if _may_be_deleted(run) and remove_folder(run.run_dir)]
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import os
-import pickle
 import re
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from types import NoneType
 from typing import Any, BinaryIO
@@ -17,6 +17,7 @@ from muster.errors import JobError, MusterError, RunFailed
 from muster.events import NOT_FINITE, metrics_from_json, metrics_to_json
 from muster.text.arguments import ArgumentText
 from muster.text.cleaning import is_file_name
+from muster.text.frozen import frozen
 from muster.text.reading import open_regular, parse_json, read_regular
 
 SUFFIXES = (".pkl", ".npz", ".json")  # of files with values; if a rank has several, the last suffix wins
@@ -39,7 +40,7 @@ def discard_values(run_dir: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True)
+@frozen
 class Result:
     """The result of a run.
 
@@ -103,7 +104,7 @@ class Result:
             timings=recorded.get("timings") or {},
             seconds=float(recorded.get("seconds") or 0.0),
             metrics=recorded.get("metrics") or {},
-            error=_recorded_error(recorded, log),
+            error=recorded_error(recorded, log),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -138,7 +139,7 @@ def read_record(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and -MOST < value < MOST
+    return isinstance(value, (int, float)) and -MOST <= value <= MOST
 
 
 def _are_numbers(value: object) -> bool:
@@ -170,7 +171,7 @@ def _is_text(value: object) -> bool:
     return isinstance(value, (str, NoneType))
 
 
-MOST = 1e300
+MOST = sys.float_info.max
 ENDS = ("succeeded", "failed", "stopped", "lost")
 FITS: dict[str, Callable[[Any], bool]] = {
     "status": ENDS.__contains__,
@@ -184,8 +185,8 @@ FITS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def _recorded_error(recorded: Mapping[str, Any], log: Path) -> MusterError | None:
-    """Return the error that ``to_dict`` recorded; None if there was none."""
+def recorded_error(recorded: Mapping[str, Any], log: Path | None = None) -> MusterError | None:
+    """Return the error that ``Result.to_dict`` or a controller has written down; None if there was none."""
     name = recorded.get("error")
     if not name:
         return None
@@ -207,7 +208,7 @@ def _recorded_error(recorded: Mapping[str, Any], log: Path) -> MusterError | Non
 
 
 def _value(path: Path) -> Any:
-    """Return one value, as ``agent/runner.py`` wrote it; a malicious worker may have written anything else."""
+    """Return one value, as ``runner/values.py`` wrote it; a malicious worker may have written anything else."""
     if path.suffix in (".json", ".npz"):
         try:
             return _read_plain(path)
@@ -223,6 +224,8 @@ def _value(path: Path) -> Any:
             f"What {path.stem} returned is in {path}, pickled: reading it would run code that the worker has chosen.",
             advice="return numbers, texts, lists, dicts and NumPy arrays, or unset MUSTER_UNPICKLE",
         )
+    import pickle
+
     return pickle.loads(read_regular(path))
 
 
@@ -257,7 +260,7 @@ def _read_arrays(file: BinaryIO, size: int) -> Any:
 
 
 def _restored(described: Any, arrays: dict[str, Any]) -> Any:
-    """Return the value that ``_plain`` of ``agent/runner.py`` described, in which each array occurs once."""
+    """Return the value that ``_plain`` of ``runner/values.py`` described, in which each array occurs once."""
     if isinstance(described, list):
         return [_restored(part, arrays) for part in described]
     if not isinstance(described, dict):
@@ -276,4 +279,4 @@ def _restored(described: Any, arrays: dict[str, Any]) -> Any:
 def _rank_of(name: str) -> tuple[str, int]:
     """Return a sort key by which ``rank-10`` comes after ``rank-9``."""
     role, _, number = name.rpartition("-")
-    return role, int(number) if number.isdigit() else 0
+    return role, int(number) if number.isdecimal() else 0

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from muster.errors import JobError, RunInterrupted, RunLost, RunUnreachable, StillRunning, without_inner_frames
+from muster.options.values import plain_seconds
 from muster.records import control
 from muster.records.record import LOST_ADVICE, RunRecord
 from muster.records.result import Result
@@ -36,6 +37,7 @@ class Run(RunRecord):
             RunLost: its session is gone and left no result.
             StillRunning: it has not ended after ``timeout`` seconds, and goes on. A ``TimeoutError``.
         """
+        timeout = None if timeout is None else plain_seconds("timeout", timeout)
         try:
             self._block_until_end(timeout)
         except KeyboardInterrupt:
@@ -115,8 +117,8 @@ class Run(RunRecord):
             RunUnreachable: its session does not answer.
             StillRunning: it has not ended in time, but is still ending. A ``TimeoutError``.
         """
+        deadline = time.monotonic() + plain_seconds("timeout", timeout)
         self.ask_to_stop(now=now)
-        deadline = time.monotonic() + timeout
         while self.status == "running":
             if time.monotonic() > deadline:
                 raise StillRunning.after(timeout, self.run_id)

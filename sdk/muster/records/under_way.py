@@ -89,6 +89,20 @@ def under_way(events: Iterable[Event], now: float, printed: Mapping[str, float])
     return [*lines, *_training(training, now)]
 
 
+def is_queued(events: Iterable[Event]) -> bool:
+    """Return whether no worker that the last attempt waits for has had a place yet; its platform has queued them."""
+    has_place, is_told = False, False
+    for event in events:
+        if isinstance(event.data, RunAttempt):
+            has_place, is_told = False, False
+        elif isinstance(event.data, WorkerReady):
+            has_place = True
+        elif isinstance(event.data, WorkerState) and event.worker and event.data.status:
+            is_told = True
+            has_place = has_place or event.data.status != Status.SCHEDULING
+    return is_told and not has_place
+
+
 def _heard(process: _LastSeen | None, data: Progress | Stage, time: float) -> None:
     if process is None:
         return

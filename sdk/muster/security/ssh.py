@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
+
+from muster.text.frozen import frozen
 
 SSH_PORT = 2222
 IDENTITY = "identity"  # file with a run's private key
@@ -16,7 +18,7 @@ CONNECT_SECONDS = 10.0  # for each step of a login
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # its errors are raised as well
 
 
-@dataclass(frozen=True)
+@frozen
 class KeyPair:
     """An Ed25519 key pair as OpenSSH writes it. ``public`` is ``type base64``, without a comment."""
 

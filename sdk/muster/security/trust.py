@@ -83,7 +83,7 @@ def trust(
         login.attempt(key_filename=str(identity)).close()
         installed = False
     except LoginRefused as refused:
-        _install(login, public, _first_login(login, files.keys_beside(identity), ask_password, refused))
+        _install(login, public, _first_login(login, files.keys_beside(identity), public, ask_password, refused))
         installed = True
     files.write_config(host, port, user, identity)
     check_login(host, folder)
@@ -225,9 +225,15 @@ class TrustedLogin(paramiko.MissingHostKeyPolicy):
                 f"{self.host}, port {self.port}, proves itself by a key that is not known here: "
                 f"{key.get_name()} {key.fingerprint}",
                 advice="compare that with what `ssh-keygen -lf` says of the key on that host, "
-                f"/etc/ssh/ssh_host_*_key.pub; then muster trust {self.host} --accept {key.fingerprint}",
+                f"/etc/ssh/ssh_host_*_key.pub; then {self._command} --accept {key.fingerprint}",
             )
         self._files.remember(f"{hostname} {key.get_name()} {key.get_base64()}")
+
+    @property
+    def _command(self) -> str:
+        """The ``muster trust`` command for this host."""
+        user = "" if self.user == getpass.getuser() else f" --user {self.user}"
+        return f"muster trust {self.host}{user} --port {self.port}"
 
     def _translated(self, error: Exception) -> TrustError:
         where = f"{self.host}, port {self.port}"
@@ -251,7 +257,11 @@ class TrustedLogin(paramiko.MissingHostKeyPolicy):
 
 
 def _first_login(
-    login: TrustedLogin, keys: list[Path], ask_password: Callable[[str], str] | None, refused: LoginRefused
+    login: TrustedLogin,
+    keys: list[Path],
+    public: str,
+    ask_password: Callable[[str], str] | None,
+    refused: LoginRefused,
 ) -> paramiko.SSHClient:
     """Log in by other means than the identity: the ssh agent, other keys, or a password; return the client."""
     try:
@@ -259,7 +269,14 @@ def _first_login(
     except LoginRefused:
         if ask_password is None:
             raise refused from None
-    return login.attempt(password=ask_password(f"{login.user}@{login.host}"))
+    try:
+        return login.attempt(password=ask_password(f"{login.user}@{login.host}"))
+    except LoginRefused as refused_password:
+        raise LoginRefused(
+            refused_password.message,
+            advice="the right password; see whether its sshd takes any (PasswordAuthentication, for root "
+            f"PermitRootLogin); or add this line to ~/.ssh/authorized_keys there: {public}",
+        ) from None
 
 
 def _install(login: TrustedLogin, public: str, client: paramiko.SSHClient) -> None:

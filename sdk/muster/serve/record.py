@@ -18,7 +18,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from muster.agent import linux
+from muster.agent import leftovers, linux
 from muster.agent.removal import remove_folder
 from muster.errors import JobError, MusterError
 from muster.job import Worker
@@ -151,5 +151,4 @@ def _end_workers(folder: Path, platform: str) -> None:
     launched = folder / "workers"
     ids = launched.read_text().splitlines() if launched.exists() else []
     get_platform(platform).stop(ids)
-    for pid in linux.marked("MUSTER_RUN_ID", folder.name):
-        linux.kill(pid)
+    leftovers.kill_all(lambda: linux.marked("MUSTER_RUN_ID", folder.name))

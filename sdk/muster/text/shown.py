@@ -80,4 +80,4 @@ def in_order(name: str) -> tuple[str, int]:
     ['rank 9 (worker-4)', 'rank 10 (worker-5)', 'worker-9', 'worker-10']
     """
     words = name.partition(" (")[0].replace("-", " ").rpartition(" ")
-    return (words[0], int(words[2])) if words[2].isdigit() else (name, 0)
+    return (words[0], int(words[2])) if words[2].isdecimal() else (name, 0)
