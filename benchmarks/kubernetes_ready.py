@@ -23,12 +23,12 @@ from muster.platforms.kubernetes.platform import KubernetesPlatform
 
 from benchmarks.measuring import Figure, Unavailable, by_turns, main, private_home
 from tests.platforms.kubernetes.cluster import IMAGE, Cluster, own_cluster, until, why_none
-from tests.platforms.kubernetes.conftest import this_machine
+from tests.platforms.kubernetes.space import this_machine
 from tests.support import Run, StubSession
 
 COUNT = 8
 SECONDS = 120.0  # in which all must be ready
-RESOURCES = Resources(cpu=0.1, memory=0.2)
+RESOURCES = Resources(cpu=0.2, memory=0.2)  # of less the kernel gives an agent, too, only a share, while it starts
 
 
 def measure(quick: bool) -> list[Figure]:
@@ -64,6 +64,9 @@ def muster(cluster: Cluster, folder: Path, asked: list[float]) -> float:
         session.wait_for("hello", count=COUNT, timeout=SECONDS)
         seconds = time.monotonic() - began
         asked.append(client.requests - before)
+        for spec in specs:  # as every session does
+            session.send(spec.name, "end")
+        session.wait_for("hung_up", count=COUNT, timeout=SECONDS)
         platform.close()
         until(lambda: not cluster.pods(namespace), "all pods are gone")
     session.close()
@@ -80,7 +83,7 @@ def platform_in(cluster: Cluster, namespace: str, folder: Path) -> Any:
 
 def bare(cluster: Cluster) -> float:
     """Return the seconds from ``kubectl apply`` of as many bare pods, which only sleep, until all of them run."""
-    amounts = {"cpu": "100m", "memory": "264M"}
+    amounts = {"cpu": f"{round(RESOURCES.cpu * 1000)}m", "memory": "264M"}
     container = {"image": IMAGE, "command": ["/usr/bin/sleep", "600"], "resources": {"limits": amounts}}
     machine = this_machine()["spec"]
     container |= {"name": "worker", "volumeMounts": machine["containers"][0]["volumeMounts"]}

@@ -94,7 +94,7 @@ def measure_many(workers: int, seconds: float) -> list[Figure]:
         figure(f"a core's share, for {REPORTS_PER_SECOND} progress reports a second", "%", "cpu", Target(LIMIT, "%")),
         figure("memory that the session has gained", "MB", "memory", Target(600, "MB")),
         figure("one fails: until it is told", "s", "told", Target(1, "s"), has_floor=False),
-        figure("one fails: until all others have been told to stop", "s", "stopped", None),
+        figure("one fails: until all others have been told to stop", "s", "stopped", Target(2, "s")),
     ]
 
 
@@ -188,8 +188,8 @@ class Simulated(Platform):
         return [spec.name for spec in specs]
 
     def poll(self, handles: Sequence[str]) -> list[Worker]:
-        """Return the workers as starting: their state never changes."""
-        return [Worker(handle, handle, Status.STARTING) for handle in handles]
+        """Return the workers as starting: their state never changes. Making them anew is no work of the session's."""
+        return self._workers
 
     def reattach(self, handles: Sequence[str]) -> list[Worker]:
         """Return the workers, as ``poll`` does."""
@@ -331,7 +331,7 @@ class Orders:
 
     Attributes:
         fail: function that makes rank 0 fail with an exit status, if its agent is among them.
-        stopped_at: when the last of them was told to stop, in seconds since 1970; 0.0 if none was.
+        stopped_at: when the last of them was told to stop, for the first time, in seconds since 1970; 0.0 if none was.
         may_connect: held by agents while they connect. They share a process, unlike real agents: if too many connected
             at once, each could take longer than the session allows.
     """
@@ -378,7 +378,8 @@ async def live(
                 if not rank:
                     orders.fail = end
             elif kind == "stop":
-                orders.stopped_at = time.time()
+                if not has_ended:
+                    orders.stopped_at = time.time()
                 end(None)
             elif kind == "end":
                 break

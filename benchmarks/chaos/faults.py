@@ -58,7 +58,7 @@ class Fault:
             the run's folder), ``stop`` (by the run's user) or ``pull`` (a host's cable).
         victim: ``link 0 1``, ``clock``, ``disk``, ``run``, ``rank 1``, ``agent worker-1``, ``guard``, ``launcher``,
             ``sshd worker-1``; on hosts ``guard worker-1``, ``login worker-1`` or ``cable worker-1``, which are those
-            of the worker's host.
+            of the worker's host; ``container worker-1``.
         step: step at which a rank causes the fault: ``start`` is before it has met the others, ``end`` after the last.
         delay: seconds until a fault from outside, from the moment at which all ranks have met.
         moment: what the delay counts from instead: a phase of the run, or ``started``, the start of the victim.
@@ -269,6 +269,16 @@ def _guard_of_service(dice: random.Random, rank: int, shape: Shape) -> Made:
     return (Fault(KILL, "guard", verdict, delay=dice.uniform(0.0, 0.4)),), {}
 
 
+def _guard_of_containers(dice: random.Random, rank: int, shape: Shape) -> Made:
+    """Return a kill of the guard that would remove the containers of a session that is gone; the session lives."""
+    return (Fault(KILL, f"guard {shape.worker(rank)}", Verdict(""), delay=dice.uniform(0.0, 0.4)),), {}
+
+
+def _container(dice: random.Random, rank: int, shape: Shape) -> Made:
+    worker = shape.worker(rank)
+    return (Fault(KILL, f"container {worker}", _lost(worker), delay=dice.uniform(0.0, 0.4)),), {}
+
+
 def _login(dice: random.Random, rank: int, shape: Shape) -> Made:
     """Return an end of the login to a host, which Muster makes again.
 
@@ -400,6 +410,9 @@ FAMILIES: dict[str, Maker] = {
 ON_THIS_MACHINE = ("local", "attacked")  # all strategies and families; on others those that make sense there
 ELSEWHERE = ("exception", "exit", "signal", "stop", "agent", "guard")  # families for other platforms as well
 ON_HOSTS: dict[str, Maker] = {"guard": _guard_of_host, "login": _login, "cable": _cable}
-ONLY_ON: dict[str, dict[str, Maker]] = {"hosts": ON_HOSTS, "served": {"guard": _guard_of_service}}
-EVERYWHERE = (*FAMILIES, *(name for name in ON_HOSTS if name not in FAMILIES))
+IN_CONTAINERS: dict[str, Maker] = {"guard": _guard_of_containers, "container": _container}
+ONLY_ON: dict[str, dict[str, Maker]] = {
+    "hosts": ON_HOSTS, "containers": IN_CONTAINERS, "served": {"guard": _guard_of_service},
+}  # fmt: skip
+EVERYWHERE = (*FAMILIES, *(name for name in (*ON_HOSTS, *IN_CONTAINERS) if name not in FAMILIES))
 FOR_ROOT = ("cut link", "clocks apart", "full logs")  # these need network, time and mount namespaces

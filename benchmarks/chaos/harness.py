@@ -159,8 +159,8 @@ class Stage:
         if victim in self.pids:
             worker = self.case.shape.worker(int(which)) if what == "rank" else which
             return self.platform.pid(self.pids[victim], self.hosts[worker])
-        if what in ("guard", "login"):
-            find = self.platform.guard if what == "guard" else self.platform.login
+        if what in ("guard", "login", "container"):
+            find: Callable[[str], int] = getattr(self.platform, what)
             return find(self.hosts.get(which, ""))
         if victim == "launcher":
             return self._launcher()
@@ -208,6 +208,7 @@ def run(
     has_small_disk = case.family == "full logs"
     if has_small_disk:
         surroundings.mount_small_disk(base / "home")
+    outcome = None
     try:
         stage = staged(case, platform, platform.make_folder(base), base / "home", clocks)
         apart = next((fault.kind.split()[1] for fault in case.faults if fault.kind.startswith("apart")), "")
@@ -223,6 +224,8 @@ def run(
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
         if has_small_disk:
             surroundings.empty_disk(base / "home")
+        if outcome is None:  # the harness itself has failed
+            shutil.rmtree(base, ignore_errors=True)
     if outcome.is_right and not outcome.left:
         shutil.rmtree(base)
     else:
@@ -251,7 +254,7 @@ def run_once(stage: Stage) -> Outcome:
     }
     slow = [fault for fault in case.faults if fault.kind == "slow"]
     orders["awaits"] = stage.awaited > 0
-    orders["is_on_hosts"] = case.platform == "hosts"
+    orders["has_addresses"] = case.platform in ("hosts", "containers")
     orders["relayed"] = [[int(rank) for rank in fault.victim.split()[1:]] for fault in slow]
     for fault in slow:
         source, target = map(int, fault.victim.split()[1:])

@@ -1,4 +1,4 @@
-"""Platforms of the cases: this machine, also attacked, through ``muster serve`` or with files hidden, and hosts by ssh.
+"""Platforms of the cases: this machine, also attacked, by ``muster serve`` or with files hidden; hosts; containers.
 
 Faults are the same on all platforms. They differ in how a victim's process is found, and in what may be left behind.
 """
@@ -11,9 +11,9 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from muster.agent import linux
 from muster.platforms.hosts.platform import HostsPlatform
@@ -22,11 +22,13 @@ from muster.pools import listener
 from benchmarks.chaos.faults import Case
 from benchmarks.hostile_clients import ON_SERVICE, ON_SESSION, Attack, attacking_from_outside
 from benchmarks.serve_ready import Service, serving
+from tests.platforms.containers_podman import Podman, why_not
 from tests.platforms.hosts_network import Host, Network, can_have_networks
 from tests.platforms.isolated import Isolated, has_namespaces
 from tests.support import command_line
 
-SHARED = Path("/srv")  # all hosts have this folder in common; it stands for a network file system
+SHARED = Path("/srv")  # all hosts and containers have this folder in common; it stands for a network file system
+Made = TypeVar("Made")
 GUARD_OF_HOST = "sys.stdin.buffer.raw"  # in the command line of the process that a login starts, and of its forks
 LEFT_BY_GUARD = "/muster-host-"
 HOMES_OF_PACKAGES = ("KERAS_HOME", "MPLCONFIGDIR")  # else imports of these packages leave files in the user's home
@@ -65,12 +67,19 @@ class Here:
         """Cut the host with this address off silently. Raises StopIteration on this platform, which has no hosts."""
         raise StopIteration
 
+    def container(self, address: str) -> int:
+        """Return the first process of the container with this address. Raises StopIteration if there is none."""
+        raise StopIteration
+
     def repair(self) -> None:
         """Undo a case's changes to the platform, once the run has ended."""
 
     def left(self) -> list[str]:
         """Return names of what is left of a run other than processes and scratch folders on this machine."""
         return []
+
+    def close(self) -> None:
+        """Remove what the platform keeps between cases."""
 
 
 class ApartFromFiles(Here):
@@ -130,20 +139,39 @@ class Served(Attacked):
         self._served.close()
 
 
-class OnHosts(Here):
+class ApartFromThisMachine(Here):
+    """Machines with a folder in common with this one. Cases share them, until one leaves something on them."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+
+    def make_folder(self, base: Path) -> Path:
+        """Make a folder that the machines share with this one, and return it."""
+        self._folder = Path(tempfile.mkdtemp(prefix="chaos-", dir=SHARED))
+        return self._folder
+
+    def tidy(self) -> None:
+        """Remove the folder of a case, and the machines if the case has left something on them."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        if self.left():
+            self.close()
+
+
+class OnHosts(ApartFromThisMachine):
     """Two hosts with an sshd each, in a network of their own, that the session logs in to.
 
     Cases share one network, until one leaves something on it; the next case then gets a new one.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._network: Network | None = None
-        self._folder: Path | None = None
 
     @contextlib.contextmanager
     def used(self, case: Case) -> Iterator[dict[str, Any]]:
         """Prepare the hosts, with as many slots as the case has workers."""
-        network = self._network = self._network or _made_to_stay()
+        network = self._network = self._network or _made_to_stay(lambda: Network(("h1", "h2")))
         path, silent = os.environ["PATH"], listener.SILENT_SECONDS
         os.environ["PATH"] = network.path
         if "lease_seconds" in case.options:
@@ -155,24 +183,11 @@ class OnHosts(Here):
             }  # fmt: skip
         finally:
             os.environ["PATH"], listener.SILENT_SECONDS = path, silent
-            if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
-            if self.left():
-                self.close()
-
-    def make_folder(self, base: Path) -> Path:
-        """Make a folder that the hosts share with this machine, and return it."""
-        self._folder = Path(tempfile.mkdtemp(prefix="chaos-", dir=SHARED))
-        return self._folder
+            self.tidy()
 
     def pid(self, told: int, address: str) -> int:
         """Return the id on this machine of a process whose id on its host is ``told``. Raises ProcessLookupError."""
-        for pid in self._host(address).pids():
-            with contextlib.suppress(OSError):
-                status = Path(f"/proc/{pid}/status").read_text()
-                if status.split("NSpid:")[1].split("\n")[0].split()[-1] == str(told):
-                    return pid
-        raise ProcessLookupError(told)
+        return id_here(told, self._host(address).pids())
 
     def guard(self, address: str) -> int:
         """Return the id of the process that a login has started, whose forks are the agents. Raises StopIteration."""
@@ -216,11 +231,71 @@ class OnHosts(Here):
         return next(host for host in self._network.hosts.values() if address in (host.address, host.name))
 
 
-def _made_to_stay() -> Network:
-    """Return a network whose folder is not in that of the case, and so outlives it."""
+class InContainers(ApartFromThisMachine):
+    """Containers of a Podman of its own, around this Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._podman: Podman | None = None
+
+    @contextlib.contextmanager
+    def used(self, case: Case) -> Iterator[dict[str, Any]]:
+        """Start Podman, unless it runs."""
+        podman = self._podman = self._podman or _made_to_stay(lambda: Podman(volumes=(SHARED,)))
+        try:
+            yield {"platform": "containers", "engine": podman.url, "project": "none"}
+        finally:
+            self.tidy()
+
+    def pid(self, told: int, address: str) -> int:
+        """Return the id here of a process whose id in its container is ``told``. Raises ProcessLookupError."""
+        space = os.readlink(f"/proc/{self.container(address)}/ns/pid")
+        return id_here(told, [pid for pid in linux.all_pids() if _space_of(pid) == space])
+
+    def guard(self, address: str) -> int:
+        """Return the id of the guard that outlives the session. Raises StopIteration if there is none."""
+        return child_of(os.getpid(), "muster.platforms.containers.guard")
+
+    def container(self, address: str) -> int:
+        """Return the id of a container's first process. Raises StopIteration if there is none."""
+        shown = "{{.State.Pid}}{{range .NetworkSettings.Networks}} {{.IPAddress}}{{end}}"
+        names = self._podman.containers() if self._podman else []
+        told = self._podman.run("inspect", "--format", shown, *names).splitlines() if self._podman and names else []
+        return next(int(line.split()[0]) for line in told if address in line.split()[1:])
+
+    def left(self) -> list[str]:
+        """Return names of the containers, networks, volumes and homes that are left."""
+        return [*self._podman.left_behind()] if self._podman else []
+
+    def close(self) -> None:
+        """Remove Podman with all that it has."""
+        podman, self._podman = self._podman, None
+        if podman is not None:
+            podman.remove()
+
+
+def _space_of(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:  # it has ended
+        return ""
+
+
+def id_here(told: int, pids: Sequence[int]) -> int:
+    """Return that of these process ids whose process is ``told`` in its own namespace. Raises ProcessLookupError."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{pid}/status").read_text()
+            if status.split("NSpid:")[1].split("\n")[0].split()[-1] == str(told):
+                return pid
+    raise ProcessLookupError(told)
+
+
+def _made_to_stay(make: Callable[[], Made]) -> Made:
+    """Return what ``make`` makes, with its folder not in that of the case, so that it outlives it."""
     of_case, tempfile.tempdir = tempfile.tempdir, "/tmp"
     try:
-        return Network(("h1", "h2"))
+        return make()
     finally:
         tempfile.tempdir = of_case
 
@@ -235,6 +310,7 @@ def _is_stale(line: str) -> bool:
 
 PLATFORMS: dict[str, type[Here]] = {
     "local": Here, "attacked": Attacked, "served": Served, "isolated": ApartFromFiles, "hosts": OnHosts,
+    "containers": InContainers,
 }  # fmt: skip
 
 
@@ -246,15 +322,18 @@ def platform_named(name: str) -> Here:
 
 def close_all() -> None:
     """Remove what platforms keep between cases."""
-    platform = platform_named("hosts")
-    if isinstance(platform, OnHosts):
-        platform.close()
+    for name in PLATFORMS:
+        platform_named(name).close()
 
 
 @functools.cache
 def available() -> list[str]:
     """Return the names of the platforms that this machine allows."""
-    can = {"isolated": has_namespaces, "hosts": can_have_networks}
+    can: dict[str, Callable[[], bool]] = {
+        "isolated": has_namespaces,
+        "hosts": can_have_networks,
+        "containers": lambda: not why_not(),
+    }
     return [name for name in PLATFORMS if name not in can or can[name]()]
 
 

@@ -6,7 +6,7 @@ ORDERS is JSON: ``folder`` (where the ranks meet), ``topology`` (``ring``, ``all
 ``allreduce`` by Horovod, ``coordinator`` of TensorFlow's own servers), ``steps``, ``pause`` (seconds of
 sleep in each), ``reaction`` (how a rank reacts to the loss of a neighbour), ``faults`` (by rank: ``kind`` and
 ``step``), ``relayed`` (pairs of ranks, the first of which connects to the second through a relay),
-``is_on_hosts`` (whether a rank listens at the address of its host's name, not at one of loopback),
+``has_addresses`` (whether a rank listens at the address of its machine's name, not at one of loopback),
 ``awaits`` (whether there are faults from outside, after which the harness makes ``all-struck``).
 A rank that is about to fail makes ``struck-RANK``, whose time says when; one that has met the others, ``ready-RANK``.
 """
@@ -126,7 +126,7 @@ def meet(orders: dict[str, Any], rank: int, size: int) -> Peers:
         targets = sources = [*range(1, size)] if rank == 0 else [0]
     else:
         targets = sources = [other for other in range(size) if other != rank]
-    own = socket.gethostbyname(socket.gethostname()) if orders.get("is_on_hosts") else address_of_rank(rank)
+    own = socket.gethostbyname(socket.gethostname()) if orders.get("has_addresses") else address_of_rank(rank)
     listener = socket.create_server((own, 0))
     listener.settimeout(PATIENCE)
     path = os.path.join(orders["folder"], f"address-{rank}")
@@ -249,7 +249,7 @@ def strike(kind: str) -> None:
     elif what == "_exit":
         os._exit(int(which))
     elif what == "exit":
-        sys.exit(int(which) if which.isdigit() else which)
+        sys.exit(int(which) if which.isdecimal() else which)
     elif what == "exit-from-c":
         ctypes.CDLL(None).exit(int(which))
     elif what == "exit-in-thread":
