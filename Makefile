@@ -2,16 +2,18 @@
 # ARGS is handed on:  make test ARGS="-k ssh"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint coverage matrix image worker-image kubernetes docs bench chaos clean
+.PHONY: help setup demo test elsewhere horovod-by-agents check lint coverage matrix image worker-image kubernetes docs bench chaos clean
 
 PYTHON ?= python3
 # Relative, since the folder's own path may hold a space.
 RUN := .venv/bin/python -m
+# Three at once, also on two cores: tests of engines mostly wait.
+TESTS := $(RUN) pytest -n 3 -o faulthandler_exit_on_timeout=true
 # Images of containers often set it, and uv compiles nothing: each process would then compile all of TensorFlow anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name does; do printf '  make %-12s %s\n' "$$name" "$$does"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name does; do printf '  make %-17s %s\n' "$$name" "$$does"; done
 
 setup:  ## make .venv with everything that Muster needs; only what is missing
 	@$(PYTHON) scripts/setup.py
@@ -22,13 +24,25 @@ demo: setup  ## train a small model on several workers of this machine, and watc
 kubernetes:  ## build a real Kubernetes for its tests, once; without it they skip
 	@bash scripts/kubernetes.sh
 
-# Three at once, also on two cores: tests of engines mostly wait.
 test:  ## run every test
 	@$(PYTHON) scripts/setup.py --tests
-	$(RUN) pytest -n 3 $(ARGS)
+	$(TESTS) $(ARGS)
+
+# Tests that leave open what starts Horovod's ranks, which is horovodrun then.
+HOROVOD_TESTS := $(addprefix tests/, checkup/test_horovod.py cluster/test_restarts.py cluster/test_worker_pool.py \
+	faults/test_real_training.py faults/test_sessions.py faults/test_surroundings.py training/test_horovod.py \
+	training/test_same_examples.py workbench/test_clusters.py)
+
+horovod-by-agents:  ## run Horovod's tests with agents in place of horovodrun as well
+	@$(PYTHON) scripts/setup.py --tests
+	$(TESTS) --horovod-by-agents $(HOROVOD_TESTS) $(ARGS)
+
+elsewhere:  ## run the strategies' tests on hosts, in containers, on Slurm and on Kubernetes as well
+	@$(PYTHON) scripts/setup.py --tests
+	$(TESTS) -m elsewhere $(ARGS)
 
 check: lint  ## lint, and run the quick tests: without TensorFlow, Horovod and engines
-	$(RUN) pytest -n 3 -m "not slow" $(ARGS)
+	$(TESTS) -m "not slow" $(ARGS)
 
 lint: setup  ## check style, format and types
 	$(RUN) ruff check .

@@ -56,7 +56,10 @@ def wheel_folder() -> str:
 def build(folder: str) -> None:
     """Compile Horovod, install it, see that it loads, and keep the wheel."""
     if {"g++", "make"} & set(lacking("needed")):
-        raise SetupError("Horovod has to be compiled, and g++ or make is missing")
+        raise SetupError(
+            "Horovod has to be compiled, and g++ or make is missing; first run: apt-get install g++ make (as root), or "
+            "in conda's environment: conda install -c conda-forge gxx make"
+        )
     os.makedirs(os.path.dirname(folder), exist_ok=True)
     partial = tempfile.mkdtemp(prefix=".building-", dir=os.path.dirname(folder))
     # The build splits paths at spaces, so it must see none: it gets to this environment by a link.
