@@ -8,6 +8,7 @@ wait for them only once. All tests of a file run in one process, one after the o
 from __future__ import annotations
 
 import fcntl
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 MACHINE = Path(__file__).open("rb")  # noqa: SIM115 - open as long as the process lives
 STAYS_ALONE = pytest.StashKey[bool]()  # whether the test before has left the machine to the next one
 TURN = Path(__file__).with_name("conftest.py").open("rb")  # noqa: SIM115
+# Else a child that a test has forked would hold the locks of a tests' process that was ended, and stop all others.
+os.register_at_fork(after_in_child=MACHINE.close)
+os.register_at_fork(after_in_child=TURN.close)
 # The longest tests come first, so that short ones fill the gaps at the end.
 FIRST = ("tests/notebooks/", "tests/browser/", "tests/test_demo.py", "tests/test_benchmarks.py", "tests/faults/")
 WITH_TESTS_ALONE = (
