@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+import types
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -29,20 +30,26 @@ from muster.runtime.latch import Latch
 from tests.support import Run, alarms, command_line, eventually, is_gone, shell
 
 pytestmark = pytest.mark.timeout(60)
-# Python tells of an interrupt that comes within a destructor, and goes on.
 ANYWHERE = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 def interrupted(call: Callable[[], object], times: int = 300) -> None:
     """Make a call again and again, each time until an interrupt comes at another of its instructions."""
-    with alarms(signal.default_int_handler):
+    came = False
+
+    def note(signum: int, frame: types.FrameType | None) -> None:
+        nonlocal came
+        came = True
+        raise KeyboardInterrupt
+
+    with alarms(note):
         for number in range(times):
-            try:
+            came = False
+            # Within a destructor Python only tells of an interrupt, and goes on: so none may be waited for.
+            with contextlib.suppress(KeyboardInterrupt):
                 signal.setitimer(signal.ITIMER_REAL, 0.0001 + number % 50 * 0.00001)
-                while True:
+                while not came:
                     call()
-            except KeyboardInterrupt:
-                pass
 
 
 def interrupt() -> None:

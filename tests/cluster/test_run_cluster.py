@@ -67,19 +67,28 @@ def test_a_script_runs_on_every_worker_with_its_arguments_and_environment(script
     assert set(address.cluster.result.timings) == {"launching", "connecting", "starting", "training", "ending"}
 
 
-def test_a_handler_of_a_signal_that_raises_ends_the_run_that_the_call_waits_for() -> None:
+def test_a_handler_of_a_signal_that_raises_ends_the_run_that_the_call_waits_for(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+
     def out_of_time(*_: object) -> None:
         raise TimeoutError("the time of the cell is over")
 
     def train() -> None:
         import time
 
+        begun.touch()
         time.sleep(600)
 
+    def tell() -> None:
+        eventually(begun.exists, "it trains")
+        os.kill(os.getpid(), signal.SIGALRM)
+
     with alarms(out_of_time):
-        signal.setitimer(signal.ITIMER_REAL, 1.0)
+        telling = threading.Thread(target=tell)
+        telling.start()
         with pytest.raises(TimeoutError, match="the time of the cell"):
             run(train)
+    telling.join()
     assert muster.open_run().status == "stopped"
 
 
