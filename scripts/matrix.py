@@ -29,6 +29,8 @@ WARNINGS = (
     "-W",
     "ignore:Deprecated in traitlets:DeprecationWarning",
 )
+# As in the Makefile: a tests' process that hangs is ended, and its test is run once more.
+AT_ONCE = ("-n", "3", "--max-worker-restart=1", "-o", "faulthandler_exit_on_timeout=true")
 
 
 def provide(name: str, python: str, requirements: str) -> str:
@@ -93,8 +95,7 @@ def main() -> int:
             "pytest",
             "-q",
             "-rs",
-            "-n",
-            "3",
+            *AT_ONCE,
             "-m",
             "not slow",
             f"--ignore={NEEDS_IT}",
