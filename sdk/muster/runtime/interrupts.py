@@ -6,7 +6,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -68,36 +68,29 @@ def held(on_interrupt: Callable[[int], None], logs: Callable[[], Path | None] = 
             raise RunInterrupted(stopped(logs())) from None  # replaces an error of the interrupted work
 
 
-@contextmanager
-def deferred() -> Iterator[None]:
+def deferred() -> AbstractContextManager[None]:
     """Raise KeyboardInterrupt only at the end of the block, which is short and must not be broken off half-way."""
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    came = False
-
-    def note(signum: int, frame: FrameType | None) -> None:
-        nonlocal came
-        came = True
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if came:
-            raise KeyboardInterrupt
+    return _put_off(signal.SIGINT, signal.default_int_handler, lambda: None)
 
 
-@contextmanager
-def termination_held(on_termination: Callable[[], object]) -> Iterator[None]:
+def termination_held(on_termination: Callable[[], object]) -> AbstractContextManager[None]:
     """Call ``on_termination`` at SIGTERM, and let the signal end this process only at the end of the block.
 
     Otherwise it would end the process while runs are being ended and recorded. An existing handler is left in place.
     """
+    return _put_off(signal.SIGTERM, signal.SIG_DFL, on_termination)
+
+
+@contextmanager
+def _put_off(
+    number: signal.Signals, usual: Callable[..., object] | signal.Handlers, on_signal: Callable[[], object]
+) -> Iterator[None]:
+    """Call ``on_signal`` when a signal comes in the block, and let it do what is usual only at the block's end.
+
+    Only the main thread gets signals; and a handler that is not the usual one is left in place.
+    """
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    if not is_main or signal.getsignal(number) is not usual:
         yield
         return
     came = False
@@ -105,12 +98,12 @@ def termination_held(on_termination: Callable[[], object]) -> Iterator[None]:
     def note(signum: int, frame: FrameType | None) -> None:
         nonlocal came
         came = True
-        on_termination()
+        on_signal()
 
-    signal.signal(signal.SIGTERM, note)
+    signal.signal(number, note)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(number, usual)
         if came:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(number)
