@@ -52,6 +52,7 @@ SHARED = {
     "tests/platforms/test_containers.py": "containers",
     "tests/platforms/test_containers_docker.py": "containers",
     "tests/platforms/test_containers_engine.py": "containers",
+    "tests/platforms/test_containers_gpus.py": "containers",
     "tests/platforms/test_containers_training.py": "containers",
     "tests/platforms/test_detached.py": "containers",
     "tests/platforms/test_pools_elsewhere.py": "containers",

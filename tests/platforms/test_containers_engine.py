@@ -27,7 +27,6 @@ from muster.platforms.containers.worker import (
     ContainerSetting,
     archive,
     container_name,
-    gpu_options,
     lay_out,
     outcome,
 )
@@ -216,24 +215,3 @@ def test_an_engine_may_write_down_last_words_after_it_has_said_that_a_container_
     known = Worker("muster-run-worker-0", "worker-0")
     told = states._unsaid(engine, known, {"ExitCode": 1}, "mine:1")
     assert "python3 in the image mine:1 may not be executed" in told["reason"]
-
-
-@pytest.mark.parametrize(
-    ("product", "devices", "expected"),
-    [
-        ("Podman", ["GPU-1"], {"devices": ["nvidia.com/gpu=GPU-1"]}),
-        ("Podman", [], {"devices": ["nvidia.com/gpu=0"]}),
-    ],
-)
-def test_gpus_by_cdi(product: str, devices: list[str], expected: dict[str, Any]) -> None:
-    engine: Any = SimpleNamespace(product=product)
-    assert gpu_options(engine, 1, devices) == expected
-    assert gpu_options(engine, 0, []) == {}
-
-
-def test_gpus_by_device_requests() -> None:
-    engine: Any = SimpleNamespace(product="Docker")
-    (request,) = gpu_options(engine, 1, ["GPU-1"])["device_requests"]
-    assert (request["DeviceIDs"], request["Capabilities"]) == (["GPU-1"], [["gpu"]])
-    (request,) = gpu_options(engine, 2, [])["device_requests"]
-    assert request["Count"] == 2

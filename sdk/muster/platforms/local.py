@@ -29,7 +29,6 @@ from muster.platforms.agents import agent_config, default_log_cap
 from muster.platforms.base import Platform, Storage, cores_in_words, memory_in_words, read_log
 from muster.platforms.guard_process import GuardGone, GuardProcess
 from muster.records.scratch import make_scratch, scratch_of_this_session
-from muster.text.arguments import Argument, ArgumentText
 
 LONGEST_SOCKET_PATH = 107  # bytes, of any Unix socket
 
@@ -89,7 +88,7 @@ class LocalPlatform(Platform):
         for resources in dict.fromkeys(wanted):
             _check_resources({"each worker": resources})
         gpus = sum(resources.gpu for resources in wanted)
-        _check_gpus(gpus, machine.gpus() if gpus else [])
+        machine.check_gpus(gpus, machine.gpus() if gpus else [])
         cores, memory = len(machine.cores()), machine.memory_bytes()
         found = []
         if sum(resources.cpu for resources in wanted) > cores:
@@ -111,7 +110,7 @@ class LocalPlatform(Platform):
         specs = [self._placed(spec) for spec in specs]
         gpus = machine.gpus() if any(spec.resources.gpu for spec in specs) else []
         _check_resources({spec.name: spec.resources for spec in specs})
-        _check_gpus(sum(spec.resources.gpu for spec in specs), gpus)
+        machine.check_gpus(sum(spec.resources.gpu for spec in specs), gpus)
         self.warm_up()
         sshd = self._find_sshd() if any(spec.ssh for spec in specs) else None
         try:
@@ -316,16 +315,6 @@ def _check_resources(wanted: Mapping[str, Resources]) -> None:
                 worker=worker,
                 advice=at_most("memory", resources.memory, memory / 1e9, worker),
             )
-
-
-def _check_gpus(wanted: int, gpus: Sequence[str]) -> None:
-    if wanted > len(gpus):
-        raise ResourceError(
-            f"The workers ask for {wanted} GPUs; this machine has {len(gpus)} (as nvidia-smi -L lists them).",
-            advice="fewer workers, or fewer GPUs for each"
-            if gpus
-            else ArgumentText(Argument("nvidia_gpu", 0), ", which trains on its cores"),
-        )
 
 
 def _make_folders(spec: WorkerSpec) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import pwd
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from muster.agent.hardware import cores, gpus, memory_bytes, parse_gpus
 from muster.agent.ssh_server import SSHD_PATHS, find_sshd
-from muster.errors import PlatformUnsupported
+from muster.errors import PlatformUnsupported, ResourceError
+from muster.text.arguments import Argument, ArgumentText
 from muster.text.frozen import frozen
 
-__all__ = ["SshServer", "cores", "gpus", "memory_bytes", "parse_gpus", "ssh_server"]
+__all__ = ["SshServer", "check_gpus", "cores", "gpus", "memory_bytes", "parse_gpus", "ssh_server"]
 
 
 @frozen
@@ -21,6 +23,17 @@ class SshServer:
 
     path: str
     version: str
+
+
+def check_gpus(wanted: int, gpus: Sequence[str]) -> None:
+    """Raise ResourceError where all workers together ask for more GPUs than this machine has."""
+    if wanted > len(gpus):
+        raise ResourceError(
+            f"The workers ask for {wanted} GPUs; this machine has {len(gpus)} (as nvidia-smi -L lists them).",
+            advice="fewer workers, or fewer GPUs for each"
+            if gpus
+            else ArgumentText(Argument("nvidia_gpu", 0), ", which trains on its cores"),
+        )
 
 
 def ssh_server() -> SshServer:

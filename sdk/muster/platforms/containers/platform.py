@@ -8,12 +8,11 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from muster.agent.claims import Claim, claim
-from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported, ResourceError
+from muster.errors import PlatformError, PlatformUnsupported, ResourceError
 from muster.job import Resources, Status, Worker, WorkerSpec, at_most
 from muster.options.fields import option
 from muster.platforms import machine
@@ -22,6 +21,7 @@ from muster.platforms.base import Cleaned, Platform, Reach, Storage, cores_in_wo
 from muster.platforms.containers import states
 from muster.platforms.containers import worker as containers
 from muster.platforms.containers.engine import Engine, connect
+from muster.platforms.containers.gpus import GpuClaims
 from muster.platforms.containers.guard import (
     OWNER,
     ContainerGuard,
@@ -88,7 +88,7 @@ class ContainersPlatform(Platform):
         self._told_to_stop: dict[str, float] = {}
         self._told_again: set[str] = set()
         self._waiting: dict[str, str] = {}  # progress of pulling the image, by worker that waits for it
-        self._claims: list[Claim] = []
+        self._gpus = GpuClaims()
         self._starting = threading.Lock()
         self._is_closed = False
         self.python = "python3" if self.image else ""
@@ -125,6 +125,7 @@ class ContainersPlatform(Platform):
         engine = self._engine()
         for resources in dict.fromkeys(wanted):
             _check_resources(engine, {"each worker": resources})
+        _check_gpus(engine, wanted)
         found = []
         if sum(resources.cpu for resources in wanted) > engine.cores:
             found.append(f"{cores_in_words(wanted)} on the {engine.cores} of the engine's machine.")
@@ -158,6 +159,7 @@ class ContainersPlatform(Platform):
         self._is_closed = False
         engine = self._engine()
         _check_resources(engine, {spec.name: spec.resources for spec in specs})
+        _check_gpus(engine, [spec.resources for spec in specs])
         handles = [containers.container_name(spec) for spec in specs]
         if self.image and not has_image(engine, self.image):
             self._queue(specs)
@@ -202,41 +204,28 @@ class ContainersPlatform(Platform):
             self._guard = ContainerGuard(engine.url, self._label)
         setting = self._setting(engine)
         made: list[str] = []
+        handles = [containers.container_name(spec) for spec in specs]
         try:
-            gpus = self._claim_gpus(engine, specs)
+            given = [
+                self._gpus.claim(handle, spec, engine.is_here) for handle, spec in zip(handles, specs, strict=True)
+            ]
 
-            def launch(spec: WorkerSpec) -> None:
-                made.append(containers.create(engine, spec, setting, gpus.get(spec.name, ())))
+            def launch(spec: WorkerSpec, gpus: Sequence[str]) -> None:
+                made.append(containers.create(engine, spec, setting, gpus))
                 containers.start(engine, spec)  # at once, while the others are still being created
 
-            at_once(launch, specs, AT_ONCE)
+            at_once(lambda pair: launch(*pair), [*zip(specs, given, strict=True)], AT_ONCE)
         except BaseException:
             for name in made:
                 with contextlib.suppress(PlatformError):
                     _end(engine, name)
+            self._gpus.release(handles)
             raise
         now = time.time()
         for spec in specs:
             handle = containers.container_name(spec)
             self._specs[handle] = spec
             self._workers[handle] = Worker(handle, spec.name, Status.STARTING, created_at=now, placed_at=now)
-
-    def _claim_gpus(self, engine: Engine, specs: Sequence[WorkerSpec]) -> dict[str, list[str]]:
-        """Claim GPUs of this machine that no other worker has, and return their ids by worker."""
-        if not engine.is_here or not any(spec.resources.gpu for spec in specs):
-            return {}
-        known, found = machine.gpus(), {}
-        for spec in specs:
-            taken = claim(known, spec.resources.gpu)
-            if taken is None:
-                raise LaunchRefused(
-                    f"{spec.name} could not be given {spec.resources.gpu} GPUs: other clusters have taken them.",
-                    worker=spec.name,
-                    advice="end them, or ask for less",
-                )
-            self._claims.append(taken)
-            found[spec.name] = taken.devices
-        return found
 
     def _setting(self, engine: Engine) -> containers.ContainerSetting:
         network = self._planned_network()
@@ -270,6 +259,7 @@ class ContainersPlatform(Platform):
             listed = engine.client.containers(all=True, filters={"label": ["muster.worker"]})
         entries = {str(name).lstrip("/"): entry for entry in listed for name in entry.get("Names") or []}
         found = [self._seen(engine, worker, entries.get(worker.id)) for worker in known]
+        self._gpus.release(worker.id for worker in found if worker.status.is_final)
         self._workers.update((worker.id, worker) for worker in found if worker.id in self._workers)
         return found
 
@@ -358,9 +348,7 @@ class ContainersPlatform(Platform):
             raise
         self._has_network = False
         self._homes = ""
-        for taken in self._claims:
-            taken.close()
-        self._claims = []
+        self._gpus.release_all()
         guard, self._guard = self._guard, None
         if guard is not None:
             guard.close()
@@ -387,7 +375,6 @@ class ContainersPlatform(Platform):
 def _check_resources(engine: Engine, wanted: Mapping[str, Resources]) -> None:
     """Raise ResourceError for a worker that asks for more than the engine's machine has."""
     here = "this machine" if engine.is_here else "the engine's machine"
-    gpus = len(machine.gpus()) if engine.is_here and any(resources.gpu for resources in wanted.values()) else None
     for name, resources in wanted.items():
         worker = name if name.rpartition("-")[2].isdecimal() else None
         if resources.cpu > engine.cores:
@@ -402,10 +389,13 @@ def _check_resources(engine: Engine, wanted: Mapping[str, Resources]) -> None:
                 worker=worker,
                 advice=at_most("memory", resources.memory, engine.memory / 1e9, worker),
             )
-        if gpus is not None and resources.gpu > gpus:
-            raise ResourceError(
-                f"{name} asks for {resources.gpu} GPUs; {here} has {gpus} (as nvidia-smi -L lists them).", worker=worker
-            )
+
+
+def _check_gpus(engine: Engine, wanted: Iterable[Resources]) -> None:
+    """Raise ResourceError where the workers ask for more GPUs than there are, if the engine is on this machine."""
+    gpus = sum(resources.gpu for resources in wanted)
+    if gpus and engine.is_here:
+        machine.check_gpus(gpus, machine.gpus())
 
 
 def _signal(engine: Engine, name: str, signame: str) -> None:

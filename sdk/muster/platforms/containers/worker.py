@@ -19,6 +19,7 @@ from muster.errors import LaunchRefused
 from muster.job import WorkerSpec
 from muster.platforms.agents import LARGEST_NEWS, agent_config, outcome_of
 from muster.platforms.containers.engine import Engine
+from muster.platforms.containers.gpus import create_by_podman, device_requests
 from muster.platforms.containers.images import file, folder
 from muster.platforms.containers.refusals import asking
 
@@ -99,21 +100,25 @@ def create(engine: Engine, spec: WorkerSpec, setting: ContainerSetting, devices:
     client = engine.client
     name = container_name(spec)
     home = lay_out(spec, setting)
+    by_podman = bool(devices) and engine.product == "Podman"
     with asking(engine, f"{spec.name} could not be created", spec.name):
-        made = client.create_container(
+        config = client.create_container_config(
             setting.image,
             entrypoint=[setting.python],
             command=["-I", "-S", f"{HOME}/agent/__main__.py", "worker", CONFIG],
-            name=name,
             hostname=spec.name,
             user=f"{setting.owner[0]}:{setting.owner[1]}",
             labels={**setting.labels, **_labels(spec)},
             environment=_environment(setting),
-            host_config=_limits(engine, spec, setting, devices, home),
+            host_config=_limits(engine, spec, setting, () if by_podman else devices, home),
             networking_config=client.create_networking_config({setting.network: client.create_endpoint_config()}),
         )
+        if by_podman:
+            create_by_podman(client, name, config, devices)
+        else:
+            client.create_container_from_config(config, name)
         if not home:
-            client.put_archive(made["Id"], "/", archive(spec, setting))
+            client.put_archive(name, "/", archive(spec, setting))
     return name
 
 
@@ -175,27 +180,9 @@ def _limits(
         shm_size=memory,
         pids_limit=PIDS,
         security_opt=["no-new-privileges"],
-        **gpu_options(engine, spec.resources.gpu, devices),
+        **device_requests(devices),
     )
     return limits
-
-
-def gpu_options(engine: Engine, count: int, devices: Sequence[str]) -> dict[str, Any]:
-    """Return the arguments that ask the engine for GPUs: Podman ignores those that Docker takes.
-
-    Args:
-        engine: the engine.
-        count: number of GPUs.
-        devices: their ids; empty where only the engine knows them.
-    """
-    from docker.types import DeviceRequest
-
-    if not count:
-        return {}
-    if engine.product == "Podman":
-        return {"devices": [f"nvidia.com/gpu={device}" for device in devices or range(count)]}
-    which = {"device_ids": list(devices)} if devices else {"count": count}
-    return {"device_requests": [DeviceRequest(capabilities=[["gpu"]], **which)]}
 
 
 def _labels(spec: WorkerSpec) -> dict[str, str]:

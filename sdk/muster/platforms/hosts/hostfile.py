@@ -11,7 +11,9 @@ from muster.errors import JobError
 # A host as ssh knows it, perhaps with a user: nothing that ssh could take for an option, or a shell for its syntax.
 NAME = r"(?:\w[\w.-]*@)?(?:[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.%\w]+\])"
 HOST = re.compile(rf"(?P<name>{NAME})(?::(?P<slots>\d+))?")
-SLOTS = re.compile(r"(?<![\w-])slots\s*=\s*(\S*)")  # not max_slots or max-slots
+# Open MPI knows several words for the same; not max_slots or slots-max.
+SLOTS = re.compile(r"(?<![\w-])(?:slots|cpu|count)\s*=\s*(\S*)")
+USER = re.compile(r"(?<![\w-])user[-_]?name\s*=\s*\"?([^\s\"]*)")
 MOST_SLOTS = 4096
 
 
@@ -56,8 +58,9 @@ def read_hostfile(path: Path) -> dict[str, int]:
         words = line.partition("#")[0].split(maxsplit=1)
         if not words:
             continue
-        slots = SLOTS.search(words[1]) if len(words) > 1 else None
-        _add(found, f"{words[0]}:{slots[1]}" if slots else words[0], f"{path}, line {number},")
+        slots, user = (word.search(words[1]) if len(words) > 1 else None for word in (SLOTS, USER))
+        host = f"{user[1]}@{words[0]}" if user else words[0]
+        _add(found, f"{host}:{slots[1]}" if slots else host, f"{path}, line {number},")
     if not found:
         raise JobError(f"The hostfile {path} names no hosts.", advice="a line for each host, such as gpu1 slots=2")
     return found
