@@ -17,7 +17,7 @@ from muster.dashboard.replay import replay
 from muster.errors import JobError, LaunchRefused, MusterError, RunStalled, RunStopped, WorkerKilled, WorkerLost
 from muster.events import Event, Listening, Progress
 from muster.failure.causes import Failure, FailureKind
-from muster.job import Limits, Script, WorkerSpec
+from muster.job import EndCause, Limits, Script, WorkerSpec
 from muster.records.runs import Run
 from muster.run.attempts import BY_ITSELF, CAUSES, Attempts, RestartPolicy
 from muster.run.execution import Execution
@@ -282,6 +282,28 @@ def test_a_worker_that_ends_before_it_has_come_is_left_out(
     made.begin(replace(checked, platform=platform, spare=1, limits=Limits(run=60)))
     assert finish(loop, made).error is None
     assert any("1 of 2 workers: its node has failed" in text for text in texts_of(made))
+
+
+@pytest.mark.parametrize("cause", [EndCause.LOST, EndCause.PREEMPTED])
+def test_a_worker_that_the_platform_takes_away_before_it_has_come_is_launched_again(
+    loop: SimulatedLoop, made: Execution, checked: CheckedRun, cause: EndCause
+) -> None:
+    """Where the platform knows no cause, it may be one that stays, such as its image: there is no other attempt."""
+    platform = ScriptedPlatform()
+    player = platform.player("worker-1")
+    player.behaviour.hello_after = None
+
+    def take_away() -> None:
+        player.behaviour.hello_after = 0.1
+        platform.end("worker-1", reason="others need its node", cause=cause)
+
+    loop.call_later(1, take_away)
+    made.begin(replace(checked, platform=platform, restart_policy=RestartPolicy(1), limits=Limits(run=60)))
+    assert finish(loop, made).error is None
+    assert sizes_of(platform) == ["2"]
+    (again,) = [event.data for event in Run(made.run_dir).events() if event.kind == "run_attempt"]
+    assert "worker-1 was" in again["reason"]
+    assert "others need its node" in again["reason"]
 
 
 def test_a_worker_that_goes_while_others_are_waited_for_is_left_out(

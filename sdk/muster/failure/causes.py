@@ -110,6 +110,7 @@ class Failure:
         place: number of this end in the order in which processes ended, if the kernel of the session's machine has
             reported it.
         uncertainty: greatest error of ``time``, in seconds, because it is by another machine's clock.
+        is_told: whether the worker's platform knows the cause of its end.
     """
 
     kind: FailureKind
@@ -129,6 +130,7 @@ class Failure:
     since: float | None = None
     place: int | None = None
     uncertainty: float = 0.0
+    is_told: bool = False
 
     @property
     def source(self) -> tuple[str | None, int | None]:

@@ -328,13 +328,13 @@ class RunState:
             return
         when = self.disconnected_at.get(worker, clock.now())
         gone = FailureKind.PREEMPTED if worker in self.preempted else FailureKind.LOST
-        kind = FailureKind(known.cause) if known and known.cause else gone
-        advice = known.advice if known else None
+        cause, advice = (known.cause, known.advice) if known else (None, None)
+        kind = FailureKind(cause) if cause else gone
         # An agent that is going away first ends the processes that it has started: failures that result from that
         # are results of the worker's loss.
         began = [failure.time - LATE for failure in _ended_unasked(self._failures_of.get(worker, ()))]
         heard = min([self._heard_at.get(worker, when), *began])
-        self.fail(Failure(kind, when, worker, message=reason, advice=advice, since=heard))
+        self.fail(Failure(kind, when, worker, message=reason, advice=advice, since=heard, is_told=bool(cause)))
 
     def leave_out(self, workers: Sequence[str], reason: str) -> None:
         """Go on without workers that did not connect, or that were lost before the plan was made, for this reason."""
