@@ -17,11 +17,12 @@ from pathlib import Path
 from muster.job import Status
 from muster.platforms.hosts.platform import HostsPlatform
 
-from benchmarks.measuring import Figure, Unavailable, by_turns, main, private_home
+from benchmarks.measuring import Figure, Target, Unavailable, by_turns, main, private_home
 from tests.platforms.hosts_network import Network, can_have_networks
 from tests.support import Run
 
 HOSTS = tuple(f"h{number}" for number in range(1, 9))
+LIMIT = 2
 
 
 def measure(quick: bool) -> list[Figure]:
@@ -38,7 +39,9 @@ def measure(quick: bool) -> list[Figure]:
         os.environ["PATH"] = before
         network.remove()
     title = f"{len(HOSTS)} hosts over ssh: logged in to, a worker ready on each"
-    return [Figure(title, "s", taken["muster"], f"{len(HOSTS)} x `ssh HOST true` at once", taken["bare"])]
+    return [
+        Figure(title, "s", taken["muster"], f"{len(HOSTS)} x `ssh HOST true` at once", taken["bare"], Target(LIMIT))
+    ]
 
 
 def muster() -> float:

@@ -21,12 +21,13 @@ from muster.job import Resources
 from muster.platforms.kubernetes.client import ApiClient
 from muster.platforms.kubernetes.platform import KubernetesPlatform
 
-from benchmarks.measuring import Figure, Unavailable, by_turns, main, private_home
+from benchmarks.measuring import Figure, Target, Unavailable, by_turns, main, private_home
 from tests.platforms.kubernetes.cluster import IMAGE, Cluster, own_cluster, until, why_none
 from tests.platforms.kubernetes.space import this_machine
 from tests.support import Run, StubSession
 
 COUNT = 8
+LIMIT = 1.3
 SECONDS = 120.0  # in which all must be ready
 RESOURCES = Resources(cpu=0.2, memory=0.2)  # of less the kernel gives an agent, too, only a share, while it starts
 
@@ -45,7 +46,7 @@ def measure(quick: bool) -> list[Figure]:
         taken = by_turns(1 if quick else 5, ways)
     title = f"{COUNT} pods from submission to ready"
     return [
-        Figure(title, "s", taken["muster"], f"`kubectl apply` of {COUNT} bare pods", taken["bare"]),
+        Figure(title, "s", taken["muster"], f"`kubectl apply` of {COUNT} bare pods", taken["bare"], Target(LIMIT)),
         Figure(f"requests to the cluster for {COUNT} pods, from submission to ready", "", asked),
     ]
 

@@ -16,11 +16,12 @@ from pathlib import Path
 from muster.job import Status
 from muster.platforms.slurm.platform import SlurmPlatform
 
-from benchmarks.measuring import Figure, Unavailable, by_turns, main, private_home
+from benchmarks.measuring import Figure, Target, Unavailable, by_turns, main, private_home
 from tests.platforms.slurm_engine import Engine, fetch, why_not
 from tests.support import Run
 
 WORKERS = 8
+LIMIT = 1.3
 
 
 def measure(quick: bool) -> list[Figure]:
@@ -38,7 +39,9 @@ def measure(quick: bool) -> list[Figure]:
         os.environ["PATH"] = before
         engine.remove()
     title = f"{WORKERS} workers in a job of Slurm's: submitted, all ready"
-    return [Figure(title, "s", taken["muster"], f"a job with `srun` of {WORKERS} x `true`", taken["bare"])]
+    return [
+        Figure(title, "s", taken["muster"], f"a job with `srun` of {WORKERS} x `true`", taken["bare"], Target(LIMIT))
+    ]
 
 
 def muster(engine: Engine) -> float:
