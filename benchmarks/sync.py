@@ -1,4 +1,4 @@
-"""Measure how long it takes to send a project of 50 MB to four hosts: the first time, and again unchanged.
+"""Measure how long it takes to send a project of 50 MB to four workers: the first time, and again unchanged.
 
 Baseline: four ``rsync -a`` at once, over ssh to an sshd of this machine; and the same once more. Muster's workers share
 no files with the session, and each has a cache of its own. Its time is from the moment when all agents are connected,
@@ -26,7 +26,7 @@ from muster.run.request import RunRequest
 
 from benchmarks.measuring import Figure, Target, Unavailable, by_turns, main, private_home
 
-HOSTS = 4
+WORKERS = 4
 SMALL, LARGE = 1000, 8  # files: of 10 kB, and of 5 MB
 FIRST, AGAIN = Target(1.2), Target(1)
 SSHD = "/usr/sbin/sshd"
@@ -46,8 +46,8 @@ def measure(quick: bool) -> list[Figure]:
             1 if quick else 5,
             {"muster": lambda: muster(project, Path(folder)), "rsync": lambda: rsync(project, Path(folder), command)},
         )
-    title = f"50 MB in {SMALL + LARGE} files to {HOSTS} hosts"
-    floor = f"{HOSTS} parallel `rsync -a -e ssh`"
+    title = f"50 MB in {SMALL + LARGE} files to {WORKERS} workers that share none"
+    floor = f"{WORKERS} parallel `rsync -a -e ssh`"
     first, again = ([seconds[number] for seconds in measured["muster"]] for number in (0, 1))
     floor_first, floor_again = ([seconds[number] for seconds in measured["rsync"]] for number in (0, 1))
     return [
@@ -88,7 +88,7 @@ def _send(project: Path, caches: Path) -> float:
     platform = Elsewhere()
     platform.caches = caches
     request = RunRequest(
-        script=project / "train.py", n_workers=HOSTS, resources=Resources(0.25, 0.2), strategy="processes",
+        script=project / "train.py", n_workers=WORKERS, resources=Resources(0.25, 0.2), strategy="processes",
         platform=platform,
     )  # fmt: skip
     cluster = Cluster.of(request, [observe])
@@ -104,7 +104,7 @@ def _send(project: Path, caches: Path) -> float:
 def rsync(project: Path, folder: Path, command: str) -> tuple[float, float]:
     """Return the same for four rsyncs at once."""
     with tempfile.TemporaryDirectory(dir=folder) as hosts:
-        targets = [f"127.0.0.1:{hosts}/{number}/" for number in range(HOSTS)]
+        targets = [f"127.0.0.1:{hosts}/{number}/" for number in range(WORKERS)]
         return _rsync(project, targets, command), _rsync(project, targets, command)
 
 
