@@ -17,7 +17,7 @@ from muster.errors import (
     WorkerLost,
     WorkerOutOfMemory,
 )
-from muster.failure.advice import advice_on_loss
+from muster.failure.advice import advice_on_launcher, advice_on_loss
 from muster.failure.causes import Failure, FailureKind, alike, root_cause
 from muster.failure.diagnosis import did_not_come_up, explain, not_up, stalled, workers_missing
 from muster.failure.logs import crash_report, mark_attempt, tail
@@ -340,3 +340,12 @@ def test_what_earlier_attempts_have_printed_is_no_end_of_a_log(tmp_path: Path) -
 )
 def test_advice_on_a_program_that_cannot_be_started_follows_the_reason(why: str, advice: str) -> None:
     assert advice in advice_on_loss(f"cannot start python: python: {why}")
+
+
+@pytest.mark.parametrize("why", ["Connection timed out", "Connection refused", "No route to host"])
+def test_where_horovodrun_cannot_log_in_to_a_worker_agents_can_start_the_ranks(why: str) -> None:
+    said = f"ssh not successful for host gpu2:\nssh: connect to host gpu2 port 2222: {why}\n"
+    advice = str(advice_on_launcher(said + "RuntimeError: could not connect to some hosts via ssh"))
+    assert "port 2222" in advice
+    assert 'launcher="agents"' in advice
+    assert "launcher=" not in str(advice_on_launcher("could not connect to some hosts via ssh"))

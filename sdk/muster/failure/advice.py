@@ -25,6 +25,10 @@ OPEN_PORT = ArgumentText(
 OF_PROCESSES = {"'RANK'", "'WORLD_SIZE'", "'LOCAL_RANK'", "'MASTER_ADDR'", "'MASTER_PORT'"}
 BIND = re.compile(r"\.bind\(|create_server\(|HTTPServer\(|socketserver|asyncio|http/server\.py")  # by the script
 
+# As ssh says it, of a host whose sshd runs: its agent has looked.
+BLOCKED_PORT = re.compile(
+    r"connect to host \S+ port (\d+): (?:Connection timed out|Connection refused|No route to host)"
+)
 ALIASES = {  # packages by the names under which scripts usually import them
     "np": "numpy",
     "pd": "pandas",
@@ -167,8 +171,15 @@ def advice_on_loss(text: str) -> str:
     return "see whether something on its machine ends processes (out of memory, a time limit); then run again"
 
 
-def advice_on_launcher(text: str) -> str:
+def advice_on_launcher(text: str) -> str | ArgumentText:
     """Return what to try after a launcher has failed, given the end of its log."""
+    blocked = BLOCKED_PORT.search(text)
+    if blocked and "could not connect to some hosts" in text:
+        return ArgumentText(
+            f"something between the workers may block port {blocked[1]}, such as a firewall; ",
+            Argument("launcher", "agents"),
+            " starts the ranks without ssh",
+        )
     if "Host key verification failed" in text or "could not connect to some hosts" in text:
         return "the workers' sshd did not answer, or proved to be somebody else; see the workers' logs"
     if "has not been built" in text:
