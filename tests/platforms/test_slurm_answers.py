@@ -71,6 +71,17 @@ def test_a_look_at_everybody_s_jobs_says_nothing_new_of_one_s_own(fake: StandIn)
     assert looked.jobs()[1] > at
 
 
+def test_jobs_come_first_that_share_a_partition_with_one_s_own(fake: StandIn) -> None:
+    everybody = "1|cpu\n2|gpu,cpu\n3|other\n4|gpu\n7|cpu,gpu\n8|other,gpu\n9|cpu\n"
+    fake.queue("7|PENDING|Priority|N/A|cpu,gpu|none", everybody=everybody)
+    looked = Queue()
+    looked.jobs()
+    looked.jobs()
+    assert {job: looked.before(job) for job in "1234789"} == {
+        "1": 0, "2": 1, "3": 0, "4": 1, "7": 3, "8": 4, "9": 3,
+    }  # fmt: skip
+
+
 def test_a_job_that_the_queue_does_not_show_is_not_over(fake: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("muster.platforms.slurm.states.queue", looked := Queue())
     made = Submission(Path("/nowhere"))
