@@ -262,8 +262,8 @@ def error_of(worker: Worker) -> type[MusterError]:
     return type(explain(failure, Path("/nowhere")))
 
 
-# The reasons that Slurm 22.05 has (``job_reason_string``), and the sentences that it writes in place of some, by what
-# they mean for a job that is pending.
+# The reasons that Slurm 22.05 has (``job_reason_string``), and some of later versions, with the sentences that it
+# writes in place of some, by what they mean for a job that is pending.
 KINDS = ("Unknown", "Mem", "Memory", "Node", "Energy", "GRES", "License", "BB", "Billing")
 NEVER = [
     "PartitionTimeLimit", "PartitionConfig", "MaxMemPerLimit", "BadConstraints", "InvalidAccount", "InvalidQOS",

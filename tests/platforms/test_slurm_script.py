@@ -13,15 +13,17 @@ import socket
 import subprocess
 import sys
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from muster.agent import frames, removal, unpacking
-from muster.errors import JobError
+from muster.errors import JobError, ResourceError
 from muster.job import Resources
 from muster.platforms import agent_package
 from muster.platforms.agent_package import packed_agent
+from muster.platforms.slurm.nodes import Node, Partition, check_fits
 from muster.platforms.slurm.platform import SlurmPlatform
 from muster.platforms.slurm.script import SiteOptions, batch_script, check_raw, variables
 
@@ -108,6 +110,56 @@ def test_workers_of_several_sizes_are_parts_of_one_job() -> None:
         ["--het-group=0", "--ntasks=1", "--cpus-per-task=1"],
         ["--het-group=1", "--ntasks=2", "--cpus-per-task=4"],
     ]
+
+
+NODES = (Node("n1", "10.0.0.1", 8, 32000, 4, "idle"), Node("n2", "10.0.0.2", 8, 16000, 0, "down"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ([Resources(1, 1, 2)] * 2, None),
+        ([Resources(8, 1)] * 2, None),
+        (
+            [Resources(1, 1, 1)] * 8,
+            "8 workers ask for 8 GPUs together; all nodes that this platform has (main) have 4.",
+        ),
+        (
+            [Resources(1, 1)] * 2 + [Resources(1, 1, 3)] * 2,
+            "4 workers ask for 6 GPUs together; all nodes that this platform has (main) have 4.",
+        ),
+        (
+            [Resources(0.5, 1)] * 17,
+            "17 workers ask for 17 cores together; all nodes that this platform has (main) have 16.",
+        ),
+        (
+            [Resources(1, 10)] * 6,
+            "6 workers ask for 57606 MiB of memory together; all nodes that this platform has (main) have 48000.",
+        ),
+        ([Resources(1, 1, 5)], "the worker asks for 5 GPUs; the largest node that this platform has (main) has 4."),
+        ([Resources(8.5, 1)], "the worker asks for 9 cores; the largest node that this platform has (main) has 8."),
+        (
+            [Resources(1, 2000)],
+            "the worker asks for 1907413 MiB of memory; the largest node that this platform has (main) has 32000.",
+        ),
+    ],
+)
+def test_workers_that_all_nodes_together_cannot_hold_are_refused_with_the_number(
+    wanted: list[Resources], said: str | None
+) -> None:
+    partition = Partition("main", True, None, NODES)
+    named = [("the worker", each) for each in wanted]
+    if said is None:
+        check_fits([partition], named, None)
+        return
+    with pytest.raises(ResourceError) as refused:
+        check_fits([partition], named, None)
+    assert refused.value.message == said
+
+
+def test_memory_counts_only_where_the_site_has_configured_it_for_all_nodes() -> None:
+    nodes = (NODES[0], replace(NODES[1], memory=1))
+    check_fits([Partition("main", True, None, nodes)], [("the worker", Resources(1, 10))] * 6, None)
 
 
 @pytest.mark.parametrize(
