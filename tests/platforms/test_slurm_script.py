@@ -27,6 +27,9 @@ from muster.platforms.slurm.nodes import Node, Partition, check_fits
 from muster.platforms.slurm.platform import SlurmPlatform
 from muster.platforms.slurm.script import SiteOptions, batch_script, check_raw, variables
 
+from tests.platforms.slurm_stand_in import StandIn
+from tests.support import Run
+
 
 def script_of(folder: str = "/shared/muster", **flags: str) -> str:
     site = SiteOptions(flags=flags)
@@ -110,6 +113,30 @@ def test_workers_of_several_sizes_are_parts_of_one_job() -> None:
         ["--het-group=0", "--ntasks=1", "--cpus-per-task=1"],
         ["--het-group=1", "--ntasks=2", "--cpus-per-task=4"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("select", "gres", "asked"),
+    [
+        ("select/cons_tres", None, ["--gpus-per-task=2"]),
+        ("select/linear", None, ["--gres=gpu:2", "--ntasks-per-node=1"]),
+        ("select/cons_res", None, ["--gres=gpu:2", "--ntasks-per-node=1"]),
+        ("select/linear", "gpu:a100:2", ["--gres=gpu:a100:2"]),
+        ("select/cons_tres", "gpu:a100:2", ["--gres=gpu:a100:2"]),
+    ],
+)
+def test_gpus_are_asked_for_as_slurm_selects_nodes(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, select: str, gres: str | None, asked: list[str]
+) -> None:
+    fake = StandIn(tmp_path / "slurm")
+    monkeypatch.setenv("PATH", fake.path)
+    fake.says("sinfo", "main*|infinite|n1|127.0.0.1|64|256000|idle|gpu:a100:4(S:0-1)\n")
+    fake.says("scontrol", f"SchedulerType           = sched/backfill\nSelectType              = {select}\n")
+    text = SlurmPlatform(gres=gres).submission_text([run.spec(resources=Resources(1, 1, 2))])
+    directives = [line.removeprefix("#SBATCH ") for line in text.splitlines()]
+    assert [word for word in directives if re.match("--(gpus|gres|ntasks-per-node)", word)] == asked
+    steps = [word for word in shlex.split(directives[-1]) if re.match("--(gpus|gres|ntasks-per-node)", word)]
+    assert steps == ([] if gres else asked)
 
 
 NODES = (Node("n1", "10.0.0.1", 8, 32000, 4, "idle"), Node("n2", "10.0.0.2", 8, 16000, 0, "down"))
