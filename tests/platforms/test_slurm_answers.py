@@ -36,7 +36,7 @@ from muster.platforms.slurm.platform import SlurmPlatform
 from muster.platforms.slurm.queue import Queue
 from muster.platforms.slurm.states import state_of
 from muster.platforms.slurm.submissions import Submission, Task
-from muster.platforms.slurm.words import why_pending
+from muster.platforms.slurm.words import can_never_run, why_pending
 from muster.security.ssh import write_private
 
 from tests.platforms.slurm_stand_in import StandIn
@@ -69,6 +69,56 @@ def test_a_look_at_everybody_s_jobs_says_nothing_new_of_one_s_own(fake: StandIn)
     assert [len(fake.asked("squeue")), looked.before("7"), looked.before("6")] == [2, 1, 0]
     assert (again, still_at) == (jobs, at)
     assert looked.jobs()[1] > at
+
+
+def test_jobs_come_first_that_share_a_partition_with_one_s_own(fake: StandIn) -> None:
+    everybody = "1|cpu\n2|gpu,cpu\n3|other\n4|gpu\n7|cpu,gpu\n8|other,gpu\n9|cpu\n"
+    fake.queue("7|PENDING|Priority|N/A|cpu,gpu|none", everybody=everybody)
+    looked = Queue()
+    looked.jobs()
+    looked.jobs()
+    assert {job: looked.before(job) for job in "1234789"} == {
+        "1": 0, "2": 1, "3": 0, "4": 1, "7": 3, "8": 4, "9": 3,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reason", "before", "words"),
+    [
+        ("Priority", 2, "2 pending jobs come first"),
+        ("Priority", 1, "1 pending job comes first"),
+        ("Priority", 0, None),  # those that come first are not shown, as sites hide other users' jobs
+        ("Resources", 0, "it is the next one"),
+        ("Licenses", 2, None),
+        ("Resources", None, None),
+    ],
+)
+def test_the_place_in_the_queue_does_not_contradict_slurm(reason: str, before: int | None, words: str | None) -> None:
+    _, _, said = why_pending(reason, before=before).partition("; ")
+    assert said == (f"{words}." if words else "")
+
+
+def test_when_slurm_expects_to_start_a_job_is_told(fake: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC-2")
+    time.tzset()
+    try:
+        fake.queue("7|PENDING|Resources|1764265500|main|none")
+        waits = state_of_a_queued_job(monkeypatch)
+        fake.queue("7|PENDING|Resources|N/A|main|none")
+        waits_longer = state_of_a_queued_job(monkeypatch)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert str(waits.reason).endswith("; Slurm expects to start it at 19:45 on 27 November.")
+    assert "expects" not in str(waits_longer.reason)
+
+
+def state_of_a_queued_job(monkeypatch: pytest.MonkeyPatch) -> Worker:
+    """The state of a worker of job 7, by a queue that is asked for the first time."""
+    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    made = Submission(Path("/nowhere"))
+    made.job, made.names = "7", ["worker-0"]
+    return state_of(Worker("7.0@/nowhere", "worker-0", created_at=1.0), made, None, None)
 
 
 def test_a_job_that_the_queue_does_not_show_is_not_over(fake: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,16 +262,125 @@ def error_of(worker: Worker) -> type[MusterError]:
     return type(explain(failure, Path("/nowhere")))
 
 
+# The reasons that Slurm 22.05 has (``job_reason_string``), and some of later versions, with the sentences that it
+# writes in place of some, by what they mean for a job that is pending.
+KINDS = ("Unknown", "Mem", "Memory", "Node", "Energy", "GRES", "License", "BB", "Billing")
+NEVER = [
+    "PartitionTimeLimit", "PartitionConfig", "MaxMemPerLimit", "BadConstraints", "InvalidAccount", "InvalidQOS",
+    "AccountNotAllowed", "QOSNotAllowed", "DependencyNeverSatisfied", "ReservationDeleted", "ReservationInvalid",
+    "Job's account not permitted to use this partition (a100 allows research,free not mine)",
+    "Job's QOS not permitted to use this partition (h200 allows h200_qos not normal)",
+    "Reservation maintenance was deleted",
+    *[
+        f"{whose}Max{what}"
+        for whose in ("QOS", "Assoc")
+        for what in (
+            "CpuPerJobLimit", "CpuMinutesPerJobLimit", "NodePerJobLimit", "WallDurationPerJobLimit", "CpuPerNode",
+            *[f"{kind}{per}" for kind in KINDS for per in ("PerJob", "PerNode", "MinutesPerJob")],
+        )
+    ],
+    "QOSMinCpuNotSatisfied", *[f"QOSMin{kind}" for kind in KINDS],
+]  # fmt: skip
+HELD = [
+    "JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue", "launch failed requeued held", "launch_failed_requeued_held",
+    "user env retrieval failed requeued held", "job requeued in held state", "job requeued in special exit state",
+]  # fmt: skip
+LIMITED = [
+    "QOSUsageThreshold", "AccountingPolicy", "AssocMaxJobsLimit", "AssocMaxSubmitJobLimit",
+    *[f"{whose}{what}Limit" for whose in ("QOS", "Association") for what in ("Job", "Resource", "Time")],
+    *[
+        f"{whose}Grp{what}"
+        for whose in ("QOS", "Assoc")
+        for what in (
+            "CpuLimit", "CPUMinutesLimit", "CPURunMinutesLimit", "JobsLimit", "MemLimit", "NodeLimit",
+            "SubmitJobsLimit", "WallLimit", *[f"{kind}{of}" for kind in KINDS for of in ("", "Minutes", "RunMinutes")],
+        )
+    ],
+    *[f"QOSMax{what}PerUserLimit" for what in ("Cpu", "Jobs", "Node", "SubmitJob")],
+    *[f"QOSMax{kind}PerUser" for kind in KINDS],
+    *[f"Max{kind}PerAccount" for kind in ("Cpu", "Jobs", "SubmitJobs", *KINDS)],
+]  # fmt: skip
+OTHERS = [
+    "None", "Resources", "Priority", "Prolog", "Dependency", "PartitionNodeLimit", "PartitionDown", "PartitionInactive",
+    "BeginTime", "Licenses", "Reservation", "ReqNodeNotAvail", "FrontEndDown", "NodeDown", "SystemFailure",
+    "JobLaunchFailure", "NonZeroExitCode", "TimeLimit", "InactiveLimit", "Cleaning", "JobArrayTaskLimit",
+    "BurstBufferResources", "BurstBufferStageIn", "BurstBufferOperation", "PowerNotAvail", "PowerReserved", "DeadLine",
+    "FedJobLock", "OutOfMemory", "SchedDefer", "RaisedSignal", "Constraints",
+]  # fmt: skip
+
+
+def test_each_of_slurm_s_reasons_is_of_a_kind() -> None:
+    kinds = {
+        reason: kind
+        for kind, reasons in {"never": NEVER, "held": HELD, "a limit": LIMITED, "waits": OTHERS}.items()
+        for reason in reasons
+    }
+    assert {reason: kind_of(reason) for reason in kinds} == kinds
+
+
+def kind_of(reason: str) -> str:
+    """What a reason is, by the words for it."""
+    words, _, slurms = why_pending(reason).partition(" (Slurm says ")
+    assert slurms == f"{reason})."
+    if can_never_run(reason, "main"):
+        return "never"
+    if "hold" in words or "held" in words:
+        return "held"
+    if "limit" in words or "lets one" in words:
+        return "a limit"
+    return "waits" if words != "The job is queued" else "not known"
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "PartitionTimeLimit",
+        "QOSMaxCpuPerJobLimit",
+        "Job's QOS not permitted to use this partition (a allows b,c not d)",
+    ],
+)
+def test_a_job_that_can_never_run_fails_at_once(fake: StandIn, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    fake.queue(f"7|PENDING|{reason}|N/A|main|none")
+    found = state_of_a_queued_job(monkeypatch)
+    assert (found.status, f"(Slurm says {reason})." in str(found.reason)) == (Status.FAILED, True)
+    # Of several partitions that is said of the one that Slurm has tried last.
+    fake.queue(f"7|PENDING|{reason}|N/A|gpu,cpu|none")
+    found = state_of_a_queued_job(monkeypatch)
+    assert not found.status.is_final
+    assert str(found.reason).endswith(f"(Slurm says {reason}); another of its partitions may still take it.")
+
+
+def test_a_job_that_no_partition_can_take_fails_at_once(fake: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.queue("7|PENDING|DependencyNeverSatisfied|N/A|gpu,cpu|none")
+    assert state_of_a_queued_job(monkeypatch).status is Status.FAILED
+
+
+@pytest.mark.parametrize("reason", ["PartitionNodeLimit", "launch failed requeued held", "NobodyKnowsYet"])
+def test_a_job_that_may_still_run_waits(fake: StandIn, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    fake.queue(f"7|PENDING|{reason}|N/A|main|none")
+    found = state_of_a_queued_job(monkeypatch)
+    assert (found.status.is_final, f"(Slurm says {reason})." in str(found.reason)) == (False, True)
+
+
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
         ("QOSMaxJobsPerUserLimit", "as much as your quality of service lets one user have"),
         ("QOSMaxCpuPerUserLimit", "as much as your quality of service lets one user have"),
+        ("MaxCpuPerAccount", "as much as your quality of service lets one account have"),
         ("QOSGrpCpuLimit", "a limit of the quality of service is reached"),
-        ("QOSMinGRES", "a limit of the quality of service is reached"),
+        ("QOSMinGRES", "less than its quality of service demands"),
+        ("QOSMaxCpuPerJobLimit", "more than its account or quality of service lets one job have"),
+        ("AssocMaxWallDurationPerJobLimit", "more than its account or quality of service lets one job have"),
         ("AssocGrpBillingMinutes", "a limit of your account is reached"),
         ("AssocMaxJobsLimit", "a limit of your account is reached"),
         ("MaxMemPerLimit", "more memory than"),
+        ("AccountNotAllowed", "may not use the partition"),
+        ("DependencyNeverSatisfied", "depends on"),
+        ("ReservationDeleted", "its reservation is gone"),
+        ("PartitionNodeLimit", "the partition has not so many nodes in service"),
+        ("launch failed requeued held", "it could not be launched, and is held"),
+        ("job requeued in held state", "scontrol release lets it go"),
         ("(ReqNodeNotAvail, UnavailableNodes:n1)", "down, drained or reserved"),
         (
             "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
@@ -229,8 +388,13 @@ def error_of(worker: Worker) -> type[MusterError]:
         ),
     ],
 )
-def test_limits_of_accounts_and_qos_are_told_while_a_job_waits(reason: str, words: str) -> None:
+def test_slurm_s_reasons_are_told_in_words(reason: str, words: str) -> None:
     assert words in why_pending(reason)
+
+
+@pytest.mark.parametrize("reason", ["MPIPortsBusy", "QOSMaxOfTomorrow", "27"])
+def test_of_a_reason_that_is_not_known_only_slurm_s_word_is_told(reason: str) -> None:
+    assert why_pending(reason) == f"The job is queued (Slurm says {reason})."
 
 
 @pytest.mark.parametrize(

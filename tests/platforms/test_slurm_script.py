@@ -13,17 +13,22 @@ import socket
 import subprocess
 import sys
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from muster.agent import frames, removal, unpacking
-from muster.errors import JobError
+from muster.errors import JobError, ResourceError
 from muster.job import Resources
 from muster.platforms import agent_package
 from muster.platforms.agent_package import packed_agent
+from muster.platforms.slurm.nodes import Node, Partition, check_fits
 from muster.platforms.slurm.platform import SlurmPlatform
 from muster.platforms.slurm.script import SiteOptions, batch_script, check_raw, variables
+
+from tests.platforms.slurm_stand_in import StandIn
+from tests.support import Run
 
 
 def script_of(folder: str = "/shared/muster", **flags: str) -> str:
@@ -108,6 +113,80 @@ def test_workers_of_several_sizes_are_parts_of_one_job() -> None:
         ["--het-group=0", "--ntasks=1", "--cpus-per-task=1"],
         ["--het-group=1", "--ntasks=2", "--cpus-per-task=4"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("select", "gres", "asked"),
+    [
+        ("select/cons_tres", None, ["--gpus-per-task=2"]),
+        ("select/linear", None, ["--gres=gpu:2", "--ntasks-per-node=1"]),
+        ("select/cons_res", None, ["--gres=gpu:2", "--ntasks-per-node=1"]),
+        ("select/linear", "gpu:a100:2", ["--gres=gpu:a100:2"]),
+        ("select/cons_tres", "gpu:a100:2", ["--gres=gpu:a100:2"]),
+    ],
+)
+def test_gpus_are_asked_for_as_slurm_selects_nodes(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, select: str, gres: str | None, asked: list[str]
+) -> None:
+    fake = StandIn(tmp_path / "slurm")
+    monkeypatch.setenv("PATH", fake.path)
+    fake.says("sinfo", "main*|infinite|n1|127.0.0.1|64|256000|idle|gpu:a100:4(S:0-1)\n")
+    fake.says("scontrol", f"SchedulerType           = sched/backfill\nSelectType              = {select}\n")
+    text = SlurmPlatform(gres=gres).submission_text([run.spec(resources=Resources(1, 1, 2))])
+    directives = [line.removeprefix("#SBATCH ") for line in text.splitlines()]
+    assert [word for word in directives if re.match("--(gpus|gres|ntasks-per-node)", word)] == asked
+    steps = [word for word in shlex.split(directives[-1]) if re.match("--(gpus|gres|ntasks-per-node)", word)]
+    assert steps == ([] if gres else asked)
+
+
+NODES = (Node("n1", "10.0.0.1", 8, 32000, 4, "idle"), Node("n2", "10.0.0.2", 8, 16000, 0, "down"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ([Resources(1, 1, 2)] * 2, None),
+        ([Resources(8, 1)] * 2, None),
+        (
+            [Resources(1, 1, 1)] * 8,
+            "8 workers ask for 8 GPUs together; all nodes that this platform has (main) have 4.",
+        ),
+        (
+            [Resources(1, 1)] * 2 + [Resources(1, 1, 3)] * 2,
+            "4 workers ask for 6 GPUs together; all nodes that this platform has (main) have 4.",
+        ),
+        (
+            [Resources(0.5, 1)] * 17,
+            "17 workers ask for 17 cores together; all nodes that this platform has (main) have 16.",
+        ),
+        (
+            [Resources(1, 10)] * 6,
+            "6 workers ask for 57606 MiB of memory together; all nodes that this platform has (main) have 48000.",
+        ),
+        ([Resources(1, 1, 5)], "the worker asks for 5 GPUs; the largest node that this platform has (main) has 4."),
+        ([Resources(8.5, 1)], "the worker asks for 9 cores; the largest node that this platform has (main) has 8."),
+        (
+            [Resources(1, 2000)],
+            "the worker asks for 1907413 MiB of memory; the largest node that this platform has (main) has 32000.",
+        ),
+    ],
+)
+def test_workers_that_all_nodes_together_cannot_hold_are_refused_with_the_number(
+    wanted: list[Resources], said: str | None
+) -> None:
+    partition = Partition("main", True, None, NODES)
+    named = [("the worker", each) for each in wanted]
+    if said is None:
+        check_fits([partition], named, None)
+        return
+    with pytest.raises(ResourceError) as refused:
+        check_fits([partition], named, None)
+    assert refused.value.message == said
+
+
+def test_memory_counts_only_where_the_site_has_configured_it_for_all_nodes() -> None:
+    nodes = (NODES[0], replace(NODES[1], memory=1))
+    check_fits([Partition("main", True, None, nodes)], [("the worker", Resources(1, 10))] * 6, None)
 
 
 @pytest.mark.parametrize(

@@ -112,24 +112,19 @@ def check_fits(
     """
     nodes = {node.name: node for partition in partitions for node in partition.nodes}.values()
     names = ", ".join(partition.name for partition in partitions)
+    there = _amounts([*nodes])
     for name, resources in wanted:
-        worker = name if name.rpartition("-")[2].isdecimal() else None
-        memory = resources.memory_bytes / MEBIBYTE + AGENT_MEMORY
-        most = {
-            "cores": (resources.cpu, max((node.cpus for node in nodes), default=0)),
-            "GPUs": (resources.gpu, max((node.gpus for node in nodes), default=0)),
-        }
-        if all(node.memory > 1 for node in nodes):
-            most["MiB of memory"] = (math.ceil(memory), max((node.memory for node in nodes), default=0))
-        for what, (asked, there) in most.items():
-            if asked > there:
+        asked = _asked(resources)
+        for what, amounts in there.items():
+            if asked[what] > max(amounts, default=0):
                 raise ResourceError(
-                    f"{name} asks for {asked:g} {what}; the largest node that this platform has ({names}) has {there}.",
-                    worker=worker,
+                    f"{name} asks for {asked[what]} {what}; the largest node that this platform has ({names}) has "
+                    f"{max(amounts, default=0)}.",
+                    worker=name if name.rpartition("-")[2].isdecimal() else None,
                     advice=ArgumentText("smaller workers, or another ", Argument("partition", "")),
                 )
     all_wanted = [resources for _, resources in wanted]
-    _check_sum(all_wanted, sum(node.cpus for node in nodes), names)
+    _check_sums(all_wanted, there, names)
     _check_parts(all_wanted, [*nodes], names, spread)
     asked_minutes = minutes_of(time) if time else None
     allowed = [partition.minutes for partition in partitions]
@@ -142,14 +137,29 @@ def check_fits(
             )
 
 
-def _check_sum(wanted: list[Resources], there: int, names: str) -> None:
-    together = sum(max(math.ceil(resources.cpu), 1) for resources in wanted)
-    if together > there:
-        raise ResourceError(
-            f"{len(wanted)} workers ask for {together} cores together; all nodes that this platform has ({names}) have "
-            f"{there}.",
-            advice=ArgumentText("fewer or smaller workers, or another ", Argument("partition", "")),
-        )
+def _asked(each: Resources) -> dict[str, int]:
+    """Return what Slurm counts for a worker, by kind."""
+    memory = each.memory_bytes / MEBIBYTE + AGENT_MEMORY
+    return {"cores": max(math.ceil(each.cpu), 1), "GPUs": each.gpu, "MiB of memory": math.ceil(memory)}
+
+
+def _amounts(nodes: Sequence[Node]) -> dict[str, list[int]]:
+    """Return what the nodes have, by kind; memory only where the site has configured it for all of them."""
+    found = {"cores": [node.cpus for node in nodes], "GPUs": [node.gpus for node in nodes]}
+    memory = [node.memory for node in nodes]
+    return {**found, "MiB of memory": memory} if all(amount > 1 for amount in memory) else found
+
+
+def _check_sums(wanted: Sequence[Resources], there: Mapping[str, Sequence[int]], names: str) -> None:
+    """Raise ResourceError if workers ask for more together than all nodes have."""
+    for what, amounts in there.items():
+        together = sum(_asked(resources)[what] for resources in wanted)
+        if together > sum(amounts):
+            raise ResourceError(
+                f"{len(wanted)} workers ask for {together} {what} together; all nodes that this platform has ({names}) "
+                f"have {sum(amounts)}.",
+                advice=ArgumentText("fewer or smaller workers, or another ", Argument("partition", "")),
+            )
 
 
 def _check_parts(wanted: list[Resources], nodes: list[Node], names: str, spread: str | None) -> None:

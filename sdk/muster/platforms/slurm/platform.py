@@ -163,7 +163,8 @@ class SlurmPlatform(Platform):
     def _site(self, specs: Sequence[WorkerSpec]) -> script.SiteOptions:
         partitions = self._chosen()
         nodes = [node for partition in partitions for node in partition.nodes]
-        is_linear = re.search(r"^SelectType\s*=\s*select/linear", self._configuration, re.MULTILINE)
+        # The other selections of nodes, of which Slurm has cons_res up to 23.02, know GPUs only as resources of a node.
+        by_node = re.search(r"^SelectType\s*=\s*select/(linear|cons_res)\b", self._configuration, re.MULTILINE)
         flags = {**self._flags(), **script.deadline_of(specs[0].queue_seconds, self.time)}
         has_one_size = len({spec.resources for spec in specs}) == 1
         if script.EXCLUSIVE in self.sbatch_args and has_one_size:  # Slurm then packs workers whatever their memory
@@ -172,7 +173,7 @@ class SlurmPlatform(Platform):
             flags=flags,
             raw=self.sbatch_args,
             has_memory=all(node.memory > 1 for node in nodes),
-            has_gpus_per_task=not is_linear,
+            has_gpus_per_task=not by_node,
         )
 
     def _home(self) -> Path:

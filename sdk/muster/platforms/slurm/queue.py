@@ -106,7 +106,7 @@ class Queue:
             return self._ends[job][1]
 
     def before(self, job: str) -> int | None:
-        """Return the number of pending jobs before this one in its partition; None where that is not known."""
+        """Return the number of pending jobs before this one in its partitions; None where that is not known."""
         return self._ahead.get(job)
 
     def _patiently(self, ask: Callable[[], T]) -> T:
@@ -141,12 +141,13 @@ class Queue:
             out = commands.ask(
                 "squeue", "-a", "-h", "-t", "PD", "-S", "-p", "-o", AHEAD, what="The queue could not be read"
             )
-            seen: dict[str, int] = {}
+            seen: dict[frozenset[str], int] = {}  # by the partitions that the jobs may go to
             ahead: dict[str, int] = {}
             for line in out.splitlines():
-                job, _, partition = line.partition("|")
-                ahead[job] = seen.get(partition, 0)
-                seen[partition] = ahead[job] + 1
+                job, _, names = line.partition("|")
+                partitions = frozenset(names.split(","))
+                ahead[job] = sum(count for others, count in seen.items() if others & partitions)
+                seen[partitions] = seen.get(partitions, 0) + 1
             self._ahead = ahead
 
 

@@ -16,9 +16,9 @@ from muster.platforms.slurm.queue import queue
 from muster.platforms.slurm.submissions import Submission, Task, task_of
 from muster.platforms.slurm.words import (
     ENDS,
-    NEVER,
     OVER,
     UNKNOWN,
+    can_never_run,
     how_ended,
     nodes_over_memory,
     ran_out_of_memory,
@@ -130,10 +130,11 @@ def _of_job(worker: Worker, made: Submission, task: Task) -> Worker:
         is_going_on = looked_at > task.seen_at + SETTLE_SECONDS and job.state not in ("COMPLETING", "STOPPED")
         return _as_told(worker, made, task) if is_going_on else worker
     if job.is_waiting:
-        if NEVER.match(job.reason):
+        if can_never_run(job.reason, job.partition):
             words = why_pending(job.reason)
             return worker.moved(Status.FAILED, reason=words, cause=None, finished_at=time.time())
-        return replace(worker, reason=why_pending(job.reason, job.starts_at, queue.before(number)))
+        words = why_pending(job.reason, job.starts_at, queue.before(number), job.partition)
+        return replace(worker, reason=words)
     if job.state == "CONFIGURING":
         worker = worker.moved(Status.STARTING, placed_at=job.starts_at or time.time())
         return replace(worker, reason="Its nodes are being booted (Slurm says CONFIGURING).")

@@ -6,7 +6,7 @@ import contextlib
 import pwd
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from muster.job import EndCause
 from muster.text.arguments import Argument, ArgumentText
@@ -17,33 +17,72 @@ OVER = frozenset({
     "TIMEOUT",
 })  # fmt: skip
 
-# Why a job is pending; the first pattern that matches counts.
-REASONS = (
-    (r"None|Resources", "it waits for nodes that are free"),
-    (r"Priority", "jobs with a higher priority come first"),
-    (r"ReqNodeNotAvail|Nodes.required.for.job.are.DOWN", "nodes that it needs are down, drained or reserved"),
-    (r"JobHeldUser", "you hold it: scontrol release lets it go"),
-    (r"JobHeldAdmin", "an administrator holds it"),
-    (r"launch_failed_requeued_held|.*launch failed", "it could not be launched, and is held: ask an administrator"),
-    (r"Dependency\w*", "another job has to end first"),
-    (r"BeginTime", "its time to begin has not come"),
-    (r"Licenses", "licences are all in use"),
-    (r"Reservation\w*", "its reservation has not begun"),
-    (r"PartitionDown|PartitionInactive", "the partition takes no jobs at present"),
+# Why a job is pending, by Slurm's reason or the sentence that it writes in place of one; the first that matches counts.
+# As they were submitted, jobs with these will never run:
+NEVER = (
+    (r"DependencyNeverSatisfied", "a job that it depends on has not ended as it should have"),
+    (r"ReservationDeleted|ReservationInvalid|Reservation .+ was deleted", "its reservation is gone"),
+    (r"InvalidQOS|InvalidAccount", "its account or quality of service is none of yours"),
+)
+# The same in the partition that Slurm speaks of; of several, that is the one that it has tried last:
+NEVER_THERE = (
     (r"PartitionTimeLimit", "it asks for more time than the partition allows"),
-    (r"PartitionNodeLimit|PartitionConfig", "the partition has no such nodes, or not so many"),
+    (r"PartitionConfig", "the partition takes no such jobs"),
+    (
+        r"(QOS|Assoc)Max\w+Per(Job(Limit)?|Node)",
+        "it asks for more than its account or quality of service lets one job have",
+    ),
+    (r"QOSMin\w+", "it asks for less than its quality of service demands"),
     (r"MaxMemPerLimit", "it asks for more memory than a job may have there"),
     (r"BadConstraints", "no nodes could ever be what it asks for"),
-    (r"InvalidQOS|InvalidAccount", "its account or quality of service is none of yours"),
-    (r"QOS\w*PerUser\w*|QOSMax\w*PerUser\w*", "you have as much as your quality of service lets one user have"),
-    (r"QOS\w*", "a limit of the quality of service is reached"),
-    (r"Assoc\w*|.*Assoc\w*", "a limit of your account is reached"),
-    (r"NodeDown", "a node that it needs is down"),
+    (
+        r"(Account|QOS)NotAllowed|Job's (account|QOS) not permitted.*",
+        "its account or quality of service may not use the partition",
+    ),
+)
+# These wait for their turn, for nodes, for somebody who holds them, or for a limit:
+WAITS = (
+    (r"None", "Slurm has not said yet what it waits for"),
+    (r"Resources", "it waits for nodes that are free"),
+    (r"Priority", "jobs with a higher priority come first"),
+    (r"ReqNodeNotAvail|Nodes required for job are DOWN", "nodes that it needs are down, drained or reserved"),
+    # Also where nodes are down or drained. With all in service, sbatch has refused jobs that are too large.
+    (r"PartitionNodeLimit", "the partition has not so many nodes in service, or takes no jobs of that many"),
+    (r"NodeDown|FrontEndDown", "a node that it needs is down"),
+    (r"Constraints", "no nodes are at present what it asks for"),
+    (r"Prolog", "its nodes are being prepared"),
+    (r"PowerNotAvail|PowerReserved", "the cluster has no power left for it at present"),
+    (r"JobHeldUser", "you hold it: scontrol release lets it go"),
+    (r"JobHeldAdmin", "an administrator holds it"),
+    (r"launch failed requeued held", "it could not be launched, and is held: ask an administrator"),
+    (
+        r"JobHoldMaxRequeue|.+ requeued held|job requeued in (held|special exit) state",
+        "it was queued again, and is held: scontrol release lets it go",
+    ),
+    (r"Dependency", "another job has to end first"),
+    (r"BeginTime", "its time to begin has not come"),
+    (r"Licenses", "licences are all in use"),
+    (r"Reservation", "its reservation has not begun"),
+    (r"PartitionDown|PartitionInactive", "the partition takes no jobs at present"),
+    (r"BurstBufferResources|BurstBufferStageIn", "its burst buffer is not ready yet"),
+    (r"FedJobLock", "the clusters of its federation have not agreed yet on where it runs"),
+    (r"QOSMax\w+PerUser(Limit)?", "you have as much as your quality of service lets one user have"),
+    (r"Max\w+PerAccount", "your account has as much as your quality of service lets one account have"),
+    (r"QOS(Grp\w+|UsageThreshold|(Job|Resource|Time)Limit)", "a limit of the quality of service is reached"),
+    (r"Assoc(Grp\w+|Max(Submit)?Jobs?Limit|iation(Job|Resource|Time)Limit)", "a limit of your account is reached"),
+    (r"AccountingPolicy", "a limit of your account or quality of service is reached"),
+    (r"JobArrayTaskLimit", "as many jobs of its array run as may at a time"),
+    (r"SchedDefer", "it is to start at once, which this cluster does not try"),
     (r"Cleaning", "it is being cleaned up after an earlier start"),
-    (r"SystemFailure", "Slurm itself has failed"),
+    (
+        r"JobLaunchFailure|NonZeroExitCode|RaisedSignal|TimeLimit|InactiveLimit|OutOfMemory",
+        "an earlier start of it has failed",
+    ),
+    (r"BurstBufferOperation", "an operation on its burst buffer has failed"),
+    (r"DeadLine", "it can no longer end by its deadline"),
+    (r"SystemFailure", "Slurm, a file system or the network has failed"),
 )
 IN_TURN = ("None", "Resources", "Priority")  # reasons of jobs that only wait for their turn
-NEVER = re.compile(r"PartitionTimeLimit|PartitionNodeLimit|PartitionConfig|BadConstraints|InvalidQOS|InvalidAccount")
 
 # What ended a job, by its state: in words, the cause, and what to try.
 ENDS: Mapping[str, tuple[str, EndCause | None, str | None]] = {
@@ -65,23 +104,45 @@ ENDS: Mapping[str, tuple[str, EndCause | None, str | None]] = {
 UNKNOWN = "what ended it is not known: its job is gone from Slurm's memory, and there is no accounting (sacct)"
 
 
-def why_pending(reason: str, starts_at: float | None = None, before: int | None = None) -> str:
+def can_never_run(reason: str, partition: str) -> bool:
+    """Return whether a job that is pending in these partitions will never run as it was submitted."""
+    return _meaning(_word(reason), NEVER if "," in partition else NEVER + NEVER_THERE) is not None
+
+
+def why_pending(reason: str, starts_at: float | None = None, before: int | None = None, partition: str = "") -> str:
     """Return, in words and Slurm's own, why a job is pending.
 
     Args:
         reason: Slurm's reason.
         starts_at: when Slurm expects to start it, in seconds since the epoch.
-        before: number of the partition's pending jobs that come first; None where that is not known.
+        before: number of the pending jobs in its partitions that come first; None where that is not known.
+        partition: its partitions, separated by commas.
     """
-    word = reason.strip("()").partition(",")[0]
-    meaning = next((words for pattern, words in REASONS if re.fullmatch(pattern, word)), "it is not its turn")
-    parts = [f"The job is queued: {meaning} (Slurm says {reason.strip('()') or 'nothing'})"]
-    if before is not None and word in IN_TURN:
-        jobs = "job comes" if before == 1 else "jobs come"
-        parts.append(f"{before} pending {jobs} first" if before else "it is the next one")
+    word = _word(reason)
+    meaning = _meaning(word, NEVER + NEVER_THERE + WAITS)
+    parts = [f"The job is queued{f': {meaning}' if meaning else ''} (Slurm says {_bare(reason) or 'nothing'})"]
+    if "," in partition and _meaning(word, NEVER_THERE):
+        parts.append("another of its partitions may still take it")
+    if before and word in IN_TURN:
+        parts.append(f"{before} pending {'job comes' if before == 1 else 'jobs come'} first")
+    elif before == 0 and word in IN_TURN and word != "Priority":  # else there are jobs that this user does not see
+        parts.append("it is the next one")
     if starts_at:
         parts.append(f"Slurm expects to start it at {time.strftime('%H:%M on %d %B', time.localtime(starts_at))}")
     return "; ".join(parts) + "."
+
+
+def _bare(reason: str) -> str:
+    return reason[1:-1] if reason.startswith("(") and reason.endswith(")") else reason
+
+
+def _word(reason: str) -> str:
+    """Return a reason without its additions, such as names of nodes, and with spaces, which scontrol replaces."""
+    return _bare(reason).partition(",")[0].replace("_", " ")
+
+
+def _meaning(word: str, known: Sequence[tuple[str, str]]) -> str | None:
+    return next((words for pattern, words in known if re.fullmatch(pattern, word)), None)
 
 
 def state_word(state: str) -> str:
