@@ -13,7 +13,7 @@ import pytest
 import yaml
 from muster.agent.places import symbol
 from muster.errors import LaunchRefused, PlatformError
-from muster.job import Status
+from muster.job import EndCause, Status
 from muster.platforms.kubernetes import notes
 from muster.platforms.kubernetes.client import ClusterGone
 from muster.platforms.kubernetes.guard import remove_everything
@@ -69,6 +69,44 @@ def test_why_a_pod_is_gone_is_asked_once_where_that_is_refused(fake: Fake, monke
     assert sum("/events" in path for _, path, _ in fake.asked) == 1
 
 
+RUNNING: dict[str, Any] = {"phase": "Running", "containerStatuses": [{"name": "worker", "state": {"running": {}}}]}
+LEAVING = {**META, "deletionTimestamp": "2026-01-01T00:00:00Z"}
+PREEMPTED = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "its words"}
+KILLED = [{"name": "worker", "state": {"terminated": {"exitCode": 143}}}]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [[], [{**POD, "metadata": LEAVING, "status": {"phase": "Failed", "containerStatuses": KILLED}}]],
+    ids=["gone", "ended"],
+)
+@pytest.mark.parametrize("metadata", [META, LEAVING], ids=["not deleted yet", "being deleted"])
+def test_a_pod_that_was_last_seen_as_it_was_to_make_room_has_made_room(
+    fake: Fake, metadata: dict[str, Any], last: list[dict[str, Any]]
+) -> None:
+    """The cluster forgets a pod with all that it said of its end, mostly between two looks at it."""
+    running = {**POD, "metadata": metadata, "status": {**RUNNING, "conditions": [PREEMPTED]}}
+    fake.otherwise = lambda method, path: Answer(200, {"items": [running]})
+    platform = KubernetesPlatform()
+    (worker,) = platform.reattach(["ml/p"])
+    assert worker.status is (Status.STOPPING if metadata is LEAVING else Status.RUNNING)
+    fake.otherwise = lambda method, path: Answer(200, {"items": [] if "/events" in path else last})
+    (worker,) = platform.reattach(["ml/p"])
+    assert (worker.status, worker.cause) == (Status.FAILED, EndCause.PREEMPTED)
+    assert "A pod of higher priority took its place. Kubernetes says: its words" in str(worker.reason)
+
+
+def test_a_pod_that_was_not_removed_after_all_and_then_deleted_was_deleted(fake: Fake) -> None:
+    platform = KubernetesPlatform()
+    for conditions in ([PREEMPTED], [{**PREEMPTED, "status": "False"}]):
+        running = {**POD, "status": {**RUNNING, "conditions": conditions}}
+        fake.otherwise = lambda method, path, running=running: Answer(200, {"items": [running]})  # type: ignore[misc]
+        platform.reattach(["ml/p"])
+    fake.otherwise = lambda method, path: Answer(200, {"items": []})
+    (worker,) = platform.reattach(["ml/p"])
+    assert worker.cause is EndCause.CANCELLED
+
+
 def test_a_sweep_removes_what_is_muster_s_alone_and_holds_up_nothing(fake: Fake) -> None:
     gone = ".".join([*owner().split(".")[:3], "1", "1"])  # no process of this machine's ever was that
     reads = [{"secret": {"name": name}} for name in ("muster-a-1", "muster-a-1-0", "mine", "muster-b-1")]
@@ -99,9 +137,6 @@ def test_secrets_go_once_the_pods_that_read_them_have_ended(fake: Fake, monkeypa
     done = [(method, path.removeprefix("/api/v1/namespaces/ml/").partition("?")[0]) for method, path, _ in fake.asked]
     get = ("GET", "pods")
     assert done == [get, ("DELETE", "pods/p"), get, get, get, ("DELETE", "secrets/muster-a-1")]
-
-
-RUNNING: dict[str, Any] = {"phase": "Running", "containerStatuses": [{"name": "worker", "state": {"running": {}}}]}
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,8 @@ def unplaced(message: str, reason: str = "Unschedulable") -> dict[str, Any]:
     return pod(conditions=({"type": "PodScheduled", "status": "False", "reason": reason, "message": message},))
 
 
-def disrupted(reason: str) -> dict[str, Any]:
-    condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "its words"}
+def disrupted(reason: str, kind: str = "DisruptionTarget") -> dict[str, Any]:
+    condition = {"type": kind, "status": "True", "reason": reason, "message": "its words"}
     return pod("Failed", ended(137), conditions=(PLACED, condition))
 
 
@@ -127,6 +127,8 @@ def test_a_pod_that_will_never_run_has_failed(shown: dict[str, Any], said: str, 
         (disrupted("DeletionByPodGC"), EndCause.LOST, "Its node is gone"),
         (disrupted("TerminationByKubelet"), EndCause.LOST, "for want of something"),
         (pod("Failed", reason="Evicted", message="low on memory"), EndCause.LOST, "evicted it.*low on memory"),
+        (disrupted("", "TerminationTarget"), EndCause.PREEMPTED, r"queue \(Kueue\) took its place away.*its words"),
+        (pod("Failed", reason="Preempting"), EndCause.PREEMPTED, "higher priority"),
         (pod("Failed", reason="DeadlineExceeded"), EndCause.OVERTIME, "as long as it was allowed"),
         (pod("Failed", {"running": {}}, reason="DeadlineExceeded"), EndCause.OVERTIME, "as long as it was allowed"),
         (pod("Failed", reason="NodeLost"), EndCause.LOST, "does not answer"),
@@ -198,9 +200,21 @@ def test_a_pod_that_somebody_else_deletes_is_told() -> None:
     for status in (137, 143):  # too late, and too early for the agent to say anything
         worker = look(pod("Failed", ended(status), deleted=True))
         assert (worker.status, worker.cause, worker.reason) == (Status.STOPPED, EndCause.CANCELLED, DELETED)
+    vanished = seen(stopping, None, was_stopped=False)  # its end was between two looks
+    assert (vanished.status, vanished.cause, vanished.reason) == (Status.STOPPED, EndCause.CANCELLED, DELETED)
     assert look(None).reason == GONE
     assert "run again" in str(worker.advice)
     assert "run again" in str(look(None).advice)
+
+
+def test_a_pod_that_is_being_removed_says_why_from_its_status() -> None:
+    assert causes.removal_of(pod("Running")) is None
+    assert causes.removal_of(pod("Failed", ended(137))) is None
+    assert causes.removal_of(pod("Failed", reason="DeadlineExceeded")) is None
+    for shown in (disrupted("DeletionByTaintManager"), pod("Running", reason="NodeLost", deleted=True)):
+        cause = causes.removal_of(shown)
+        assert cause is not None
+        assert explained(look(pod("Running", deleted=True)), cause).cause is EndCause.LOST
 
 
 def test_a_running_pod_has_an_address_and_times() -> None:

@@ -119,6 +119,12 @@ def end_of(pod: Pod) -> Cause | None:
     return _disruption(pod) or _of_reason(pod) or _of_container(pod)
 
 
+def removal_of(pod: Pod) -> Cause | None:
+    """Return why the cluster removes a pod, or is about to, from its status; None where that does not say so."""
+    cause = _disruption(pod) or _of_reason(pod)
+    return cause if cause is not None and cause.kind in ("preempted", "evicted", "node lost") else None
+
+
 def end_of_events(events: Sequence[Mapping[str, Any]]) -> Cause | None:
     """Return why a pod is being deleted, from the events about it; None where none tells."""
     said = {str(event.get("reason")): str(event.get("message") or "") for event in events}

@@ -20,7 +20,7 @@ from muster.options.fields import option
 from muster.platforms.agents import default_log_cap
 from muster.platforms.base import Platform, Reach, Relay, Storage
 from muster.platforms.kubernetes import notes, pods, rights, states
-from muster.platforms.kubernetes.causes import Cause, delay_of_events, end_of_events, pull_trouble
+from muster.platforms.kubernetes.causes import Cause, delay_of_events, end_of_events, pull_trouble, removal_of
 from muster.platforms.kubernetes.client import ApiClient, ApiRefused, ClusterGone
 from muster.platforms.kubernetes.defaults import PodDefaults, find_defaults
 from muster.platforms.kubernetes.exec_stream import ExecStream, open_exec
@@ -114,7 +114,7 @@ class KubernetesPlatform(Platform):
         self._looked_for: frozenset[str] = frozenset()  # the workers that the last look was for
         self._seen: dict[str, dict[str, Any]] = {}
         self._relays: list[Tunnels] = []
-        self._taken: dict[str, Cause] = {}  # why pods are being deleted
+        self._taken: dict[str, Cause] = {}  # why pods are being deleted, or are about to be
         self._delays: dict[str, str] = {}  # what delays waiting pods; the one that was asked about last comes last
         self._delays_asked_at = float("-inf")
         self._events_until: dict[str, float] = {}  # until when a pod's events are read, on the monotonic clock
@@ -386,8 +386,8 @@ class KubernetesPlatform(Platform):
         refusal = next((found for relay in self._relays if (found := relay.refusal(name)) is not None), None)
         if refusal is not None and not worker.status.is_final:
             return worker.moved(Status.FAILED, finished_at=time.time(), **_no_way(refusal))
-        if pod is not None and pull_trouble(pod):
-            self._pull_troubles[worker.id] = pull_trouble(pod)
+        if pod is not None:
+            self._remember(worker.id, pod)
         now = states.seen(worker, pod, worker.id in self._told_to_stop, self._pull_troubles.get(worker.id, ""))
         if now.status in WAITING and worker.id in self._delays and worker.id not in self._pull_troubles:
             return replace(now, reason=" ".join(filter(None, [now.reason, self._delays[worker.id]])))
@@ -395,6 +395,16 @@ class KubernetesPlatform(Platform):
             return now
         cause = self._taken.get(worker.id) or self._ask_events(worker.id)
         return now if cause is None else states.explained(now, cause)
+
+    def _remember(self, handle: str, pod: Mapping[str, Any]) -> None:
+        """Remember what only this look at a pod may tell."""
+        if pull_trouble(pod):
+            self._pull_troubles[handle] = pull_trouble(pod)
+        removal = removal_of(pod)
+        if removal is not None:
+            self._taken[handle] = removal
+        elif not pod["metadata"].get("deletionTimestamp"):  # it was to be removed, and is not after all
+            self._taken.pop(handle, None)
 
     def _ask_for_a_delay(self, workers: Sequence[Worker]) -> None:
         """Read the events of one waiting pod, each of them in turn, for a delay that its status does not tell."""

@@ -43,10 +43,12 @@ def seen(worker: Worker, pod: Mapping[str, Any] | None, was_stopped: bool, said:
     if worker.status.is_final:
         return worker
     if pod is None:
-        status = Status.STOPPED if was_stopped or worker.status is Status.STOPPING else Status.FAILED
-        if status is Status.STOPPED:
-            return worker.moved(status, reason=worker.reason, finished_at=time.time())
-        return worker.moved(status, reason=GONE, cause=EndCause.CANCELLED, advice=AGAIN, finished_at=time.time())
+        if was_stopped:
+            return worker.moved(Status.STOPPED, reason=worker.reason, finished_at=time.time())
+        if worker.cause is not None:  # known since it was being deleted
+            return worker.moved(Status.FAILED, finished_at=time.time())
+        status, why = (Status.STOPPED, DELETED) if worker.status is Status.STOPPING else (Status.FAILED, GONE)
+        return worker.moved(status, reason=why, cause=EndCause.CANCELLED, advice=AGAIN, finished_at=time.time())
     metadata, status = pod["metadata"], pod.get("status", {})
     name = (metadata.get("annotations") or {}).get(WORKER) or worker.name
     worker = replace(worker, name=name, created_at=worker.created_at or seconds(metadata.get("creationTimestamp")))
