@@ -20,6 +20,7 @@ CAUSES = {
     "preempted": EndCause.PREEMPTED,
     "evicted": EndCause.LOST,
     "node lost": EndCause.LOST,
+    "refused by node": EndCause.LOST,  # which the cluster had chosen: another node may take it
     "killed": EndCause.LOST,
     "memory": EndCause.MEMORY,
     "deadline": EndCause.OVERTIME,
@@ -96,9 +97,8 @@ def _ended(worker: Worker, pod: Mapping[str, Any], was_stopped: bool) -> Worker:
         return worker.moved(Status.STOPPED, **told, finished_at=finished)
     if pod.get("status", {}).get("phase") == "Succeeded":
         return worker.moved(Status.SUCCEEDED, reason=None, finished_at=finished)
-    return worker.moved(
-        Status.FAILED, reason="Its pod has failed, and Kubernetes does not say why.", finished_at=finished
-    )
+    unknown = causes.Cause("failed", "Its pod has failed, and Kubernetes does not say why.", causes.MORE_IN_EVENTS)
+    return _failed(worker, unknown, finished)
 
 
 def _failed(worker: Worker, cause: causes.Cause, finished: float) -> Worker:
