@@ -58,6 +58,23 @@ def test_a_list_that_is_older_than_a_pod_is_no_proof_that_it_is_gone(fake: Fake)
     assert len(fake.asked) == 5
 
 
+def test_the_events_of_an_older_pod_of_that_name_say_nothing_of_a_pod(fake: Fake) -> None:
+    def told_by(event: dict[str, Any]) -> EndCause | None:
+        listed = {**POD, "metadata": {**META, "uid": "mine", "creationTimestamp": "2026-01-01T00:10:00Z"}}
+        fake.otherwise = lambda method, path: Answer(200, {"items": [listed]})
+        platform = KubernetesPlatform()
+        platform.reattach(["ml/p"])
+        fake.otherwise = lambda method, path: Answer(200, {"items": [event] if "/events" in path else []})
+        return platform.reattach(["ml/p"])[0].cause
+
+    preempted = {"reason": "Preempted", "lastTimestamp": "2026-01-01T00:20:00Z"}
+    assert told_by({**preempted, "involvedObject": {"name": "p", "uid": "mine"}}) is EndCause.PREEMPTED
+    assert told_by({**preempted, "involvedObject": {"name": "p", "uid": "older"}}) is EndCause.CANCELLED
+    tainted = {"reason": "TaintManagerEviction", "involvedObject": {"name": "p"}}  # which Kubernetes sends without uid
+    assert told_by({**tainted, "lastTimestamp": "2026-01-01T00:20:00Z"}) is EndCause.LOST
+    assert told_by({**tainted, "lastTimestamp": "2026-01-01T00:00:00Z"}) is EndCause.CANCELLED
+
+
 def test_why_a_pod_is_gone_is_asked_once_where_that_is_refused(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("muster.platforms.kubernetes.platform.POLL_SECONDS", 0.0)
     leaving = {**POD, "metadata": {**META, "deletionTimestamp": "2026-01-01T00:00:00Z"}}
@@ -137,6 +154,46 @@ def test_secrets_go_once_the_pods_that_read_them_have_ended(fake: Fake, monkeypa
     done = [(method, path.removeprefix("/api/v1/namespaces/ml/").partition("?")[0]) for method, path, _ in fake.asked]
     get = ("GET", "pods")
     assert done == [get, ("DELETE", "pods/p"), get, get, get, ("DELETE", "secrets/muster-a-1")]
+
+
+def test_the_end_is_looked_for_no_more_often_than_anything_else(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+    now = [1000.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    clock = types.SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0], sleep=sleep)
+    for module in ("platform", "guard"):
+        monkeypatch.setattr(f"muster.platforms.kubernetes.{module}.time", clock)
+
+    def answer(method: str, path: str) -> Answer:
+        if method == "GET" and "/events" not in path:
+            looks.append(now[0])
+        return Answer(200, {"items": [{**POD, "spec": {"nodeName": "n"}, "status": RUNNING}]})
+
+    fake.otherwise = answer
+    platform = KubernetesPlatform()
+    platform.reattach(["ml/p"])
+    platform.close()
+    assert [at - 1000.0 for at in looks] == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0]
+    looks.clear()
+    remove_everything(KubernetesPlatform()._client(), "ml", "a", [])
+    assert [at - looks[0] for at in looks] == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+
+
+def test_the_cluster_is_asked_for_as_many_rights_as_the_guide_says(fake: Fake, run: Run) -> None:
+    made = {"metadata": {"name": "x", "uid": "u"}, "status": {"allowed": True}}
+    fake.otherwise = lambda method, path: Answer(201 if method == "POST" else 200, {**made, "items": []})
+    for tunnel, questions in ((False, 6), (True, 7)):
+        fake.asked.clear()
+        platform = KubernetesPlatform(image="my/image:1", tunnel=tunnel)
+        platform.submit([run.spec(scratch=Path(symbol("scratch")), cwd=symbol("scratch"))], "key")
+        platform.close()
+        assert sum(path.endswith("selfsubjectaccessreviews") for _, path, _ in fake.asked) == questions
+    for page in ("kubernetes.md", "administration.md"):
+        said = (Path(__file__).parents[3] / "docs" / page).read_text().lower()
+        assert "six questions for rights before a run (seven with `tunnel=true`)" in said
 
 
 @pytest.mark.parametrize(

@@ -331,6 +331,15 @@ def test_events_tell_who_deleted_a_pod(reasons: list[str], cause: EndCause | Non
         assert "Kubernetes says: so it was" in str(told.reason)
 
 
+def test_a_deletion_that_was_called_off_is_no_cause() -> None:
+    marked = event("TaintManagerEviction", 1, "Marking for deletion Pod ml/p")
+    cancelled = event("TaintManagerEviction", 2, "Cancelling deletion of Pod ml/p")
+    assert end_of_events([marked]) is not None
+    assert end_of_events([cancelled, marked]) is None
+    again = event("TaintManagerEviction", 3, "Marking for deletion Pod ml/p")
+    assert end_of_events([again, cancelled]) is not None
+
+
 def event(reason: str, second: int, message: str = "its words") -> dict[str, Any]:
     return {"reason": reason, "message": message, "lastTimestamp": f"2026-11-22T18:00:{second:02}Z"}
 

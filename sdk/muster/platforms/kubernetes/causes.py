@@ -55,6 +55,7 @@ EVENTS = {
     "NodeNotReady": Cause("node lost", "Its node does not answer any more", RESTART),
     "Evicted": Cause("evicted", "Its node evicted it", RESTART),
 }
+CALLED_OFF = "Cancelling deletion"  # in the message of an event whose reason is that of the deletion
 # Reasons of events about a pod that waits: they tell what delays it, which its status does not.
 DELAYS = {
     "FailedMount": "A volume of it cannot be mounted",
@@ -140,10 +141,23 @@ def removal_of(pod: Pod) -> Cause | None:
 
 def end_of_events(events: Sequence[Mapping[str, Any]]) -> Cause | None:
     """Return why a pod is being deleted, from the events about it; None where none tells."""
-    said = {str(event.get("reason")): str(event.get("message") or "") for event in events}
-    return next(
-        (_with_words(cause, said[reason] or reason) for reason, cause in EVENTS.items() if reason in said), None
-    )
+    said = {str(event.get("reason")): str(event.get("message") or "") for event in sorted(events, key=_time_of)}
+    found = (reason for reason in EVENTS if reason in said and CALLED_OFF not in said[reason])
+    return next((_with_words(EVENTS[reason], said[reason] or reason) for reason in found), None)
+
+
+def events_about(events: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return those of the events about pods of one name that are about a pod with this metadata, as far as it is known.
+
+    Some have no uid, such as those of a deletion because of a taint: of these the ones from before the pod are not.
+    """
+    uid, since = metadata.get("uid"), str(metadata.get("creationTimestamp") or "")
+
+    def is_about(event: Mapping[str, Any]) -> bool:
+        its = (event.get("involvedObject") or {}).get("uid")
+        return its == uid if its and uid else (_time_of(event) or since) >= since
+
+    return [event for event in events if is_about(event)]
 
 
 def delay_of_events(events: Sequence[Mapping[str, Any]]) -> str:
