@@ -17,7 +17,7 @@ from muster.dashboard.replay import replay
 from muster.errors import JobError, LaunchRefused, MusterError, RunStalled, RunStopped, WorkerKilled, WorkerLost
 from muster.events import Event, Listening, Progress
 from muster.failure.causes import Failure, FailureKind
-from muster.job import Limits, Script, WorkerSpec
+from muster.job import EndCause, Limits, Script, WorkerSpec
 from muster.records.runs import Run
 from muster.run.attempts import BY_ITSELF, CAUSES, Attempts, RestartPolicy
 from muster.run.execution import Execution
@@ -282,6 +282,24 @@ def test_a_worker_that_ends_before_it_has_come_is_left_out(
     made.begin(replace(checked, platform=platform, spare=1, limits=Limits(run=60)))
     assert finish(loop, made).error is None
     assert any("1 of 2 workers: its node has failed" in text for text in texts_of(made))
+
+
+@pytest.mark.parametrize(("cause", "ends_well"), [(EndCause.LOST, True), (EndCause.PREEMPTED, True), (None, False)])
+def test_a_worker_that_is_taken_away_before_it_has_come_is_tried_again_and_one_that_fails_is_not(
+    loop: SimulatedLoop, made: Execution, checked: CheckedRun, cause: EndCause | None, ends_well: bool
+) -> None:
+    platform = ScriptedPlatform()
+    player = platform.player("worker-1")
+    player.behaviour.hello_after = None
+
+    def end() -> None:
+        platform.end("worker-1", reason="its node refused it", cause=cause)
+        player.behaviour.hello_after = 0.1
+
+    loop.call_later(1, end)
+    made.begin(replace(checked, platform=platform, restart_policy=RestartPolicy(1), limits=Limits(run=60)))
+    error = finish(loop, made).error
+    assert error is None if ends_well else isinstance(error, LaunchRefused)
 
 
 def test_a_worker_that_goes_while_others_are_waited_for_is_left_out(

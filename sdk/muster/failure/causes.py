@@ -109,6 +109,7 @@ class Failure:
         since: the last time at which the process is known to have been well; None if ``time`` is exact enough.
         place: number of this end in the order in which processes ended, if the kernel of the session's machine has
             reported it.
+        is_told: whether the platform knows that the worker was taken away, so that it did not fail to start.
         uncertainty: greatest error of ``time``, in seconds, because it is by another machine's clock.
     """
 
@@ -128,6 +129,7 @@ class Failure:
     peer_was_gone: bool | None = None
     since: float | None = None
     place: int | None = None
+    is_told: bool = False
     uncertainty: float = 0.0
 
     @property

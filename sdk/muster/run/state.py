@@ -16,7 +16,7 @@ from muster import events
 from muster.agent import wire
 from muster.events import Event, EventData
 from muster.failure.causes import LATE, Failure, FailureKind
-from muster.job import Member, Status, Worker, WorkerSpec
+from muster.job import EndCause, Member, Status, Worker, WorkerSpec
 from muster.pools.clocks import ClockOffset
 from muster.run.bounds import MOST_NOTES, AgentBounds, Metrics
 from muster.run.changes import Changes
@@ -334,7 +334,8 @@ class RunState:
         # are results of the worker's loss.
         began = [failure.time - LATE for failure in _ended_unasked(self._failures_of.get(worker, ()))]
         heard = min([self._heard_at.get(worker, when), *began])
-        self.fail(Failure(kind, when, worker, message=reason, advice=advice, since=heard))
+        is_told = bool(known and known.cause not in (None, EndCause.PEER))
+        self.fail(Failure(kind, when, worker, message=reason, advice=advice, since=heard, is_told=is_told))
 
     def leave_out(self, workers: Sequence[str], reason: str) -> None:
         """Go on without workers that did not connect, or that were lost before the plan was made, for this reason."""
