@@ -284,26 +284,22 @@ def test_a_worker_that_ends_before_it_has_come_is_left_out(
     assert any("1 of 2 workers: its node has failed" in text for text in texts_of(made))
 
 
-@pytest.mark.parametrize("cause", [EndCause.LOST, EndCause.PREEMPTED])
-def test_a_worker_that_the_platform_takes_away_before_it_has_come_is_launched_again(
-    loop: SimulatedLoop, made: Execution, checked: CheckedRun, cause: EndCause
+@pytest.mark.parametrize(("cause", "ends_well"), [(EndCause.LOST, True), (EndCause.PREEMPTED, True), (None, False)])
+def test_a_worker_that_is_taken_away_before_it_has_come_is_tried_again_and_one_that_fails_is_not(
+    loop: SimulatedLoop, made: Execution, checked: CheckedRun, cause: EndCause | None, ends_well: bool
 ) -> None:
-    """Where the platform knows no cause, it may be one that stays, such as its image: there is no other attempt."""
     platform = ScriptedPlatform()
     player = platform.player("worker-1")
     player.behaviour.hello_after = None
 
-    def take_away() -> None:
+    def end() -> None:
+        platform.end("worker-1", reason="its node refused it", cause=cause)
         player.behaviour.hello_after = 0.1
-        platform.end("worker-1", reason="others need its node", cause=cause)
 
-    loop.call_later(1, take_away)
+    loop.call_later(1, end)
     made.begin(replace(checked, platform=platform, restart_policy=RestartPolicy(1), limits=Limits(run=60)))
-    assert finish(loop, made).error is None
-    assert sizes_of(platform) == ["2"]
-    (again,) = [event.data for event in Run(made.run_dir).events() if event.kind == "run_attempt"]
-    assert "worker-1 was" in again["reason"]
-    assert "others need its node" in again["reason"]
+    error = finish(loop, made).error
+    assert error is None if ends_well else isinstance(error, LaunchRefused)
 
 
 def test_a_worker_that_goes_while_others_are_waited_for_is_left_out(

@@ -66,9 +66,12 @@ def fails_to_start(scene: Scene) -> None:
     scene.at(0.05, scene.platform.end, "worker-0", Status.FAILED, "no image")
 
 
-def is_taken_away_before_it_starts(scene: Scene) -> None:
-    scene.workers["worker-0"].behaviour.hello_after = None
-    scene.at(0.05, scene.platform.end, "worker-0", Status.FAILED, "others need its node", cause=EndCause.PREEMPTED)
+def is_taken_away_before_it_starts(cause: EndCause) -> Change:
+    def change(scene: Scene) -> None:
+        scene.workers["worker-0"].behaviour.hello_after = None
+        scene.at(0.05, partial(scene.platform.end, "worker-0", Status.FAILED, "its node refused it", cause=cause))
+
+    return change
 
 
 def submission_is_stuck_and_somebody_stops(scene: Scene) -> None:
@@ -97,7 +100,10 @@ FAULTS: list[tuple[Change, type[MusterError], str | None, float]] = [
     (lambda s: s.at(0.02, s.stop), RunStopped, None, 0.02),
     (lambda s: s.at(0.15, s.stop), RunStopped, None, 0.3),
     (fails_to_start, LaunchRefused, "worker-0", 0.7),
-    (is_taken_away_before_it_starts, WorkerPreempted, "worker-0", 0.7),
+    (is_taken_away_before_it_starts(EndCause.LOST), WorkerLost, "worker-0", 0.7),
+    (is_taken_away_before_it_starts(EndCause.PREEMPTED), WorkerPreempted, "worker-0", 0.7),
+    (is_taken_away_before_it_starts(EndCause.CANCELLED), WorkerCancelled, "worker-0", 0.7),
+    (is_taken_away_before_it_starts(EndCause.PEER), LaunchRefused, "worker-0", 1.4),
     (lambda s: s.platform.errors.update(submit=LaunchRefused("no", worker="worker-0")), LaunchRefused, "worker-0", 0.1),
     (submission_is_stuck_and_somebody_stops, RunStopped, None, 33.1),
     (lambda s: s.platform.seconds.update(submit=float("inf")), StartTimeout, None, 90.1),

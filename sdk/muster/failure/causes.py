@@ -109,8 +109,8 @@ class Failure:
         since: the last time at which the process is known to have been well; None if ``time`` is exact enough.
         place: number of this end in the order in which processes ended, if the kernel of the session's machine has
             reported it.
+        is_told: whether the platform knows that the worker was taken away, so that it did not fail to start.
         uncertainty: greatest error of ``time``, in seconds, because it is by another machine's clock.
-        is_told: whether the worker's platform knows the cause of its end.
     """
 
     kind: FailureKind
@@ -129,8 +129,8 @@ class Failure:
     peer_was_gone: bool | None = None
     since: float | None = None
     place: int | None = None
-    uncertainty: float = 0.0
     is_told: bool = False
+    uncertainty: float = 0.0
 
     @property
     def source(self) -> tuple[str | None, int | None]:

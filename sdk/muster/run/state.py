@@ -16,7 +16,7 @@ from muster import events
 from muster.agent import wire
 from muster.events import Event, EventData
 from muster.failure.causes import LATE, Failure, FailureKind
-from muster.job import Member, Status, Worker, WorkerSpec
+from muster.job import EndCause, Member, Status, Worker, WorkerSpec
 from muster.pools.clocks import ClockOffset
 from muster.run.bounds import MOST_NOTES, AgentBounds, Metrics
 from muster.run.changes import Changes
@@ -328,13 +328,14 @@ class RunState:
             return
         when = self.disconnected_at.get(worker, clock.now())
         gone = FailureKind.PREEMPTED if worker in self.preempted else FailureKind.LOST
-        cause, advice = (known.cause, known.advice) if known else (None, None)
-        kind = FailureKind(cause) if cause else gone
+        kind = FailureKind(known.cause) if known and known.cause else gone
+        advice = known.advice if known else None
         # An agent that is going away first ends the processes that it has started: failures that result from that
         # are results of the worker's loss.
         began = [failure.time - LATE for failure in _ended_unasked(self._failures_of.get(worker, ()))]
         heard = min([self._heard_at.get(worker, when), *began])
-        self.fail(Failure(kind, when, worker, message=reason, advice=advice, since=heard, is_told=bool(cause)))
+        is_told = bool(known and known.cause not in (None, EndCause.PEER))
+        self.fail(Failure(kind, when, worker, message=reason, advice=advice, since=heard, is_told=is_told))
 
     def leave_out(self, workers: Sequence[str], reason: str) -> None:
         """Go on without workers that did not connect, or that were lost before the plan was made, for this reason."""

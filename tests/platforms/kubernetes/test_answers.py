@@ -13,7 +13,7 @@ import pytest
 import yaml
 from muster.agent.places import symbol
 from muster.errors import LaunchRefused, PlatformError
-from muster.job import Status
+from muster.job import EndCause, Status
 from muster.platforms.kubernetes import notes
 from muster.platforms.kubernetes.client import ClusterGone
 from muster.platforms.kubernetes.guard import remove_everything
@@ -58,6 +58,23 @@ def test_a_list_that_is_older_than_a_pod_is_no_proof_that_it_is_gone(fake: Fake)
     assert len(fake.asked) == 5
 
 
+def test_the_events_of_an_older_pod_of_that_name_say_nothing_of_a_pod(fake: Fake) -> None:
+    def told_by(event: dict[str, Any]) -> EndCause | None:
+        listed = {**POD, "metadata": {**META, "uid": "mine", "creationTimestamp": "2026-01-01T00:10:00Z"}}
+        fake.otherwise = lambda method, path: Answer(200, {"items": [listed]})
+        platform = KubernetesPlatform()
+        platform.reattach(["ml/p"])
+        fake.otherwise = lambda method, path: Answer(200, {"items": [event] if "/events" in path else []})
+        return platform.reattach(["ml/p"])[0].cause
+
+    preempted = {"reason": "Preempted", "lastTimestamp": "2026-01-01T00:20:00Z"}
+    assert told_by({**preempted, "involvedObject": {"name": "p", "uid": "mine"}}) is EndCause.PREEMPTED
+    assert told_by({**preempted, "involvedObject": {"name": "p", "uid": "older"}}) is EndCause.CANCELLED
+    tainted = {"reason": "TaintManagerEviction", "involvedObject": {"name": "p"}}  # which Kubernetes sends without uid
+    assert told_by({**tainted, "lastTimestamp": "2026-01-01T00:20:00Z"}) is EndCause.LOST
+    assert told_by({**tainted, "lastTimestamp": "2026-01-01T00:00:00Z"}) is EndCause.CANCELLED
+
+
 def test_why_a_pod_is_gone_is_asked_once_where_that_is_refused(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("muster.platforms.kubernetes.platform.POLL_SECONDS", 0.0)
     leaving = {**POD, "metadata": {**META, "deletionTimestamp": "2026-01-01T00:00:00Z"}}
@@ -67,6 +84,44 @@ def test_why_a_pod_is_gone_is_asked_once_where_that_is_refused(fake: Fake, monke
     for _ in range(5):
         platform.reattach(["ml/p"])
     assert sum("/events" in path for _, path, _ in fake.asked) == 1
+
+
+RUNNING: dict[str, Any] = {"phase": "Running", "containerStatuses": [{"name": "worker", "state": {"running": {}}}]}
+LEAVING = {**META, "deletionTimestamp": "2026-01-01T00:00:00Z"}
+PREEMPTED = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "its words"}
+KILLED = [{"name": "worker", "state": {"terminated": {"exitCode": 143}}}]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [[], [{**POD, "metadata": LEAVING, "status": {"phase": "Failed", "containerStatuses": KILLED}}]],
+    ids=["gone", "ended"],
+)
+@pytest.mark.parametrize("metadata", [META, LEAVING], ids=["not deleted yet", "being deleted"])
+def test_a_pod_that_was_last_seen_as_it_was_to_make_room_has_made_room(
+    fake: Fake, metadata: dict[str, Any], last: list[dict[str, Any]]
+) -> None:
+    """The cluster forgets a pod with all that it said of its end, mostly between two looks at it."""
+    running = {**POD, "metadata": metadata, "status": {**RUNNING, "conditions": [PREEMPTED]}}
+    fake.otherwise = lambda method, path: Answer(200, {"items": [running]})
+    platform = KubernetesPlatform()
+    (worker,) = platform.reattach(["ml/p"])
+    assert worker.status is (Status.STOPPING if metadata is LEAVING else Status.RUNNING)
+    fake.otherwise = lambda method, path: Answer(200, {"items": [] if "/events" in path else last})
+    (worker,) = platform.reattach(["ml/p"])
+    assert (worker.status, worker.cause) == (Status.FAILED, EndCause.PREEMPTED)
+    assert "A pod of higher priority took its place. Kubernetes says: its words" in str(worker.reason)
+
+
+def test_a_pod_that_was_not_removed_after_all_and_then_deleted_was_deleted(fake: Fake) -> None:
+    platform = KubernetesPlatform()
+    for conditions in ([PREEMPTED], [{**PREEMPTED, "status": "False"}]):
+        running = {**POD, "status": {**RUNNING, "conditions": conditions}}
+        fake.otherwise = lambda method, path, running=running: Answer(200, {"items": [running]})  # type: ignore[misc]
+        platform.reattach(["ml/p"])
+    fake.otherwise = lambda method, path: Answer(200, {"items": []})
+    (worker,) = platform.reattach(["ml/p"])
+    assert worker.cause is EndCause.CANCELLED
 
 
 def test_a_sweep_removes_what_is_muster_s_alone_and_holds_up_nothing(fake: Fake) -> None:
@@ -101,7 +156,44 @@ def test_secrets_go_once_the_pods_that_read_them_have_ended(fake: Fake, monkeypa
     assert done == [get, ("DELETE", "pods/p"), get, get, get, ("DELETE", "secrets/muster-a-1")]
 
 
-RUNNING: dict[str, Any] = {"phase": "Running", "containerStatuses": [{"name": "worker", "state": {"running": {}}}]}
+def test_the_end_is_looked_for_no_more_often_than_anything_else(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+    now = [1000.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    clock = types.SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0], sleep=sleep)
+    for module in ("platform", "guard"):
+        monkeypatch.setattr(f"muster.platforms.kubernetes.{module}.time", clock)
+
+    def answer(method: str, path: str) -> Answer:
+        if method == "GET" and "/events" not in path:
+            looks.append(now[0])
+        return Answer(200, {"items": [{**POD, "spec": {"nodeName": "n"}, "status": RUNNING}]})
+
+    fake.otherwise = answer
+    platform = KubernetesPlatform()
+    platform.reattach(["ml/p"])
+    platform.close()
+    assert [at - 1000.0 for at in looks] == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0]
+    looks.clear()
+    remove_everything(KubernetesPlatform()._client(), "ml", "a", [])
+    assert [at - looks[0] for at in looks] == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+
+
+def test_the_cluster_is_asked_for_as_many_rights_as_the_guide_says(fake: Fake, run: Run) -> None:
+    made = {"metadata": {"name": "x", "uid": "u"}, "status": {"allowed": True}}
+    fake.otherwise = lambda method, path: Answer(201 if method == "POST" else 200, {**made, "items": []})
+    for tunnel, questions in ((False, 6), (True, 7)):
+        fake.asked.clear()
+        platform = KubernetesPlatform(image="my/image:1", tunnel=tunnel)
+        platform.submit([run.spec(scratch=Path(symbol("scratch")), cwd=symbol("scratch"))], "key")
+        platform.close()
+        assert sum(path.endswith("selfsubjectaccessreviews") for _, path, _ in fake.asked) == questions
+    for page in ("kubernetes.md", "administration.md"):
+        said = (Path(__file__).parents[3] / "docs" / page).read_text().lower()
+        assert "six questions for rights before a run (seven with `tunnel=true`)" in said
 
 
 @pytest.mark.parametrize(

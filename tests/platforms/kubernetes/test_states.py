@@ -53,8 +53,8 @@ def unplaced(message: str, reason: str = "Unschedulable") -> dict[str, Any]:
     return pod(conditions=({"type": "PodScheduled", "status": "False", "reason": reason, "message": message},))
 
 
-def disrupted(reason: str) -> dict[str, Any]:
-    condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "its words"}
+def disrupted(reason: str, kind: str = "DisruptionTarget") -> dict[str, Any]:
+    condition = {"type": kind, "status": "True", "reason": reason, "message": "its words"}
     return pod("Failed", ended(137), conditions=(PLACED, condition))
 
 
@@ -78,6 +78,10 @@ def test_a_pod_that_is_too_large_says_by_which_number() -> None:
         (unplaced("0/1 nodes are available: 1 Insufficient cpu."), "too few free cores.*1 Insufficient cpu"),
         (unplaced("0/2 nodes are available: 2 Insufficient nvidia.com/gpu."), "too few free GPUs"),
         (unplaced("0/1 nodes are available: 1 node(s) had taint {a: b}, that"), "kept for others by a taint"),
+        (unplaced("0/2 nodes are available: 2 node(s) didn't match pod anti-affinity rules."), "apart.*anti-affinity"),
+        (unplaced("0/2 nodes are available: 2 node(s) didn't satisfy existing pods anti-affinity rules."), "apart"),
+        (unplaced("0/2 nodes are available: 2 node(s) didn't match pod affinity rules."), "without the pods that it"),
+        (unplaced("0/2 nodes are available: 2 node(s) didn't match pod topology spread constraints."), "spread evenly"),
         (unplaced('persistentvolumeclaim "data" not found'), "volume"),
         (unplaced("Scheduling is blocked", "SchedulingGated"), "held back by Scheduling is blocked"),
     ],
@@ -94,6 +98,14 @@ def test_a_pod_without_a_node_says_what_it_waits_for(shown: dict[str, Any], word
         (pod(state=waits("ContainerCreating")), "", "Its node prepares it"),
         (pod(state=waits("ErrImagePull", "rpc error: connection refused")), "", "tried again: rpc error"),
         (pod(state=waits("ImagePullBackOff", "Back-off pulling image")), "no route to host", "tried again: no route"),
+        (pod(state=waits("CreateContainerError", "context deadline exceeded")), "", "make its container. Kubernetes"),
+        (
+            pod(state=waits("CreateContainerError", 'name "x" is reserved for "7"')),
+            "",
+            "make its container. Kubernetes",
+        ),
+        (pod(state=waits("RunContainerError", "context deadline exceeded")), "", "start its container. Kubernetes"),
+        (pod(state=waits("CreateContainerConfigError", "failed to sync secret cache: timed out")), "", "timed out"),
     ],
 )
 def test_a_pod_with_a_node_may_still_come_up(shown: dict[str, Any], said: str, words: str) -> None:
@@ -108,6 +120,9 @@ def test_a_pod_with_a_node_may_still_come_up(shown: dict[str, Any], said: str, w
         (pod(state=waits("InvalidImageName", "couldn't parse")), "", "The name of its image is none"),
         (pod(state=waits("ErrImageNeverPull")), "", "may not be pulled"),
         (pod(state=waits("CreateContainerConfigError", "runAsNonRoot")), "", "cannot be made as it is described"),
+        (pod(state=waits("CreateContainerError", "no command specified")), "", "cannot make its container.*no command"),
+        (pod(state=waits("RunContainerError", "mount /data: not a directory")), "", "cannot start its container"),
+        (pod(state=waits("CrashLoopBackOff", "back-off 10s")), "", "Its container ends again and again.*back-off"),
         (pod(state=waits("ImagePullBackOff", "Back-off")), "my/image:1: not found", "There is no image my/image:1"),
         (pod(state=waits("ImagePullBackOff", "Back-off")), "401 unauthorized", "The registry does not give its image"),
     ],
@@ -115,7 +130,8 @@ def test_a_pod_with_a_node_may_still_come_up(shown: dict[str, Any], said: str, w
 def test_a_pod_that_will_never_run_has_failed(shown: dict[str, Any], said: str, words: str) -> None:
     worker = look(shown, said=said)
     assert worker.status is Status.FAILED
-    assert words in str(worker.reason)
+    assert re.search(words, str(worker.reason))
+    assert worker.advice
 
 
 @pytest.mark.parametrize(
@@ -127,11 +143,24 @@ def test_a_pod_that_will_never_run_has_failed(shown: dict[str, Any], said: str, 
         (disrupted("DeletionByPodGC"), EndCause.LOST, "Its node is gone"),
         (disrupted("TerminationByKubelet"), EndCause.LOST, "for want of something"),
         (pod("Failed", reason="Evicted", message="low on memory"), EndCause.LOST, "evicted it.*low on memory"),
+        (disrupted("", "TerminationTarget"), EndCause.PREEMPTED, r"queue \(Kueue\) took its place away.*its words"),
+        (pod("Failed", reason="Preempting"), EndCause.PREEMPTED, "higher priority"),
         (pod("Failed", reason="DeadlineExceeded"), EndCause.OVERTIME, "as long as it was allowed"),
         (pod("Failed", {"running": {}}, reason="DeadlineExceeded"), EndCause.OVERTIME, "as long as it was allowed"),
         (pod("Failed", reason="NodeLost"), EndCause.LOST, "does not answer"),
-        (pod("Failed", reason="OutOfpods"), None, "no room for another pod"),
-        (pod("Failed", reason="OutOfmoon"), None, "OutOfmoon"),
+        (pod("Failed", reason="OutOfpods"), EndCause.LOST, "no room for another pod"),
+        (pod("Failed", reason="OutOfcpu", message="needs 2"), EndCause.LOST, "no cores left when it came.*needs 2"),
+        (pod("Failed", reason="OutOfmemory"), EndCause.LOST, "no memory left when it came"),
+        (pod("Failed", reason="OutOfnvidia.com/gpu"), EndCause.LOST, "no GPU left when it came"),
+        (pod("Failed", reason="OutOfmoon"), EndCause.LOST, "OutOfmoon"),
+        (pod("Failed", reason="NodeAffinity"), EndCause.LOST, "no longer has the labels"),
+        (pod("Failed", reason="UnexpectedAdmissionError"), EndCause.LOST, "refused it, mostly for want of a device"),
+        (
+            pod("Failed", reason="TopologyAffinityError"),
+            EndCause.LOST,
+            "cores and devices that are close to each other",
+        ),
+        (pod("Failed", reason="Terminated"), EndCause.LOST, "shut down"),
         (pod("Failed", ended(137, "OOMKilled")), EndCause.MEMORY, "its limit is 567M"),
         (pod("Failed", ended(137)), EndCause.LOST, "SIGKILL"),
         (pod("Failed", ended(128, "StartError", 'exec: "python3": not found')), None, "cannot run python3.*not found"),
@@ -171,6 +200,66 @@ def test_a_container_that_was_put_beside_the_worker_s_is_not_taken_for_it() -> N
     assert look(beside(pod("Running", {"running": {"startedAt": START}}))).status is Status.RUNNING
 
 
+def behind(state: dict[str, Any], phase: str = "Pending", **ended: Any) -> dict[str, Any]:
+    """A pod of whose two init containers, which a cluster has added, the first has done its work."""
+    shown = pod(phase, waits("PodInitializing"), **ended)
+    done = {"name": "mesh-rules", "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
+    shown["spec"]["initContainers"] = [{"name": "mesh-rules"}, {"name": "mesh-init", "image": "mesh:1"}]
+    shown["status"]["initContainerStatuses"] = [done, {"name": "mesh-init", "image": "mesh:1", "state": state}]
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"running": {"startedAt": START}}, "Its init container mesh-init runs first"),
+        (waits("ErrImagePull", "dial tcp: refused"), "init container mesh-init.*mesh:1 could not be pulled.*refused"),
+        (waits("CreateContainerError", "context deadline exceeded"), "init container mesh-init.*make its container"),
+        (waits("CrashLoopBackOff", "back-off 10s"), "init container mesh-init: Its container ends again and again"),
+        (waits("PodInitializing"), "Its node prepares it"),
+    ],
+)
+def test_a_pod_waits_for_the_containers_that_were_put_before_the_worker_s(state: dict[str, Any], words: str) -> None:
+    worker = look(behind(state))
+    assert worker.status is Status.STARTING
+    assert re.search(words, str(worker.reason))
+
+
+@pytest.mark.parametrize(
+    ("shown", "words"),
+    [
+        (
+            behind(waits("InvalidImageName", "couldn't parse")),
+            "init container mesh-init: The name of its image is none",
+        ),
+        (behind(waits("ImagePullBackOff", "mesh:1: not found")), "init container mesh-init: There is no image mesh:1"),
+        (behind(ended(3, message="a\nno iptables"), "Failed"), "mesh-init has failed, with status 3.*no iptables"),
+        (behind(ended(137, "OOMKilled"), "Failed"), "mesh-init has failed, with status 137 .OOMKilled"),
+    ],
+)
+def test_a_container_that_was_put_before_the_worker_s_and_fails_is_named(shown: dict[str, Any], words: str) -> None:
+    worker = look(shown)
+    assert (worker.status, worker.cause) == (Status.FAILED, None)
+    assert re.search(words, str(worker.reason), re.DOTALL)
+    assert "puts that container into pods" in str(worker.advice)
+
+
+def test_a_container_that_starts_before_the_worker_s_and_stays_is_not_waited_for() -> None:
+    shown = behind({"running": {"startedAt": START}})
+    shown["spec"]["initContainers"][1]["restartPolicy"] = "Always"
+    shown["status"]["initContainerStatuses"][1]["started"] = True
+    shown["status"]["containerStatuses"] = [{"name": "worker", "state": waits("InvalidImageName")}]
+    assert "The name of its image is none" in str(look(shown).reason)
+    assert "init container" not in str(look(shown).reason)
+    over = [{"name": "mesh-init", "state": ended(143)}]
+    assert look(pod("Succeeded", ended(0, "Completed"), initContainerStatuses=over)).status is Status.SUCCEEDED
+
+
+def test_a_pod_that_is_deleted_while_a_container_before_the_worker_s_runs_was_deleted() -> None:
+    worker = look(behind(ended(143), "Failed", deleted=True))
+    assert (worker.status, worker.cause, worker.reason) == (Status.STOPPED, EndCause.CANCELLED, DELETED)
+
+
 NEWS = '{"type": "worker", "id": "p"}\n{"type": "worker", "status": "%s", "exit_code": %d, "reason": "it said so"}\n'
 
 
@@ -198,9 +287,21 @@ def test_a_pod_that_somebody_else_deletes_is_told() -> None:
     for status in (137, 143):  # too late, and too early for the agent to say anything
         worker = look(pod("Failed", ended(status), deleted=True))
         assert (worker.status, worker.cause, worker.reason) == (Status.STOPPED, EndCause.CANCELLED, DELETED)
+    vanished = seen(stopping, None, was_stopped=False)  # its end was between two looks
+    assert (vanished.status, vanished.cause, vanished.reason) == (Status.STOPPED, EndCause.CANCELLED, DELETED)
     assert look(None).reason == GONE
     assert "run again" in str(worker.advice)
     assert "run again" in str(look(None).advice)
+
+
+def test_a_pod_that_is_being_removed_says_why_from_its_status() -> None:
+    assert causes.removal_of(pod("Running")) is None
+    assert causes.removal_of(pod("Failed", ended(137))) is None
+    assert causes.removal_of(pod("Failed", reason="DeadlineExceeded")) is None
+    for shown in (disrupted("DeletionByTaintManager"), pod("Running", reason="NodeLost", deleted=True)):
+        cause = causes.removal_of(shown)
+        assert cause is not None
+        assert explained(look(pod("Running", deleted=True)), cause).cause is EndCause.LOST
 
 
 def test_a_running_pod_has_an_address_and_times() -> None:
@@ -215,6 +316,8 @@ def test_a_running_pod_has_an_address_and_times() -> None:
         (["Scheduled", "Killing"], None),
         (["Killing", "Preempted"], EndCause.PREEMPTED),
         (["NodeNotReady", "TaintManagerEviction"], EndCause.LOST),
+        (["NodeNotReady"], EndCause.LOST),
+        (["Evicted"], EndCause.LOST),
     ],
 )
 def test_events_tell_who_deleted_a_pod(reasons: list[str], cause: EndCause | None) -> None:
@@ -226,6 +329,15 @@ def test_events_tell_who_deleted_a_pod(reasons: list[str], cause: EndCause | Non
         told = explained(deleted, found)
         assert (told.cause, told.status) == (cause, Status.FAILED)
         assert "Kubernetes says: so it was" in str(told.reason)
+
+
+def test_a_deletion_that_was_called_off_is_no_cause() -> None:
+    marked = event("TaintManagerEviction", 1, "Marking for deletion Pod ml/p")
+    cancelled = event("TaintManagerEviction", 2, "Cancelling deletion of Pod ml/p")
+    assert end_of_events([marked]) is not None
+    assert end_of_events([cancelled, marked]) is None
+    again = event("TaintManagerEviction", 3, "Marking for deletion Pod ml/p")
+    assert end_of_events([again, cancelled]) is not None
 
 
 def event(reason: str, second: int, message: str = "its words") -> dict[str, Any]:
@@ -261,3 +373,6 @@ def test_every_cause_that_is_known_by_name_says_what_to_try(known: dict[str, cau
 def test_a_pod_that_was_killed_or_refused_by_its_node_says_what_to_try() -> None:
     for shown in (pod("Failed", ended(137)), pod("Failed", reason="OutOfmoon"), pod("Failed", ended(127))):
         assert look(shown, status=Status.RUNNING).advice
+    for shown in (pod("Failed", reason="SysctlForbidden"), pod("Failed")):
+        assert "kubectl get events" in str(look(shown, status=Status.RUNNING).advice)
+    assert "restarts=1" in str(look(pod("Failed", reason="OutOfmoon")).advice)

@@ -33,8 +33,12 @@ RESTART = ArgumentText(Argument("restarts", 1), " and a checkpoint in the script
 MORE_MEMORY = ArgumentText("more ", Argument("memory", ""), " for each worker, or smaller batches")
 IMAGE = ArgumentText(Argument("image", ""), " a name that the cluster's nodes can pull")
 IMAGE_WITH_PYTHON = ArgumentText(Argument("image", ""), " one with Python 3.6 or later")
-ANOTHER_NODE = "run again: the cluster chooses a node anew"
+ANOTHER_NODE = ArgumentText("run again, or ", RESTART, ": the cluster chooses a node anew")
 CONTAINER_ASKS = ArgumentText("what ", Argument("overlay", ""), " and ", Argument("user", ""), " ask of the container")
+WHOSE_CONTAINER = ArgumentText(
+    "ask who puts that container into pods: ", Argument("overlay", ""), ", or the cluster, as for a mesh"
+)
+MORE_IN_EVENTS = "kubectl get events may say more"
 
 # Reasons of the condition DisruptionTarget (Kubernetes 1.26 and later), which tells why a pod is removed.
 DISRUPTIONS = {
@@ -48,10 +52,10 @@ DISRUPTIONS = {
 EVENTS = {
     "Preempted": DISRUPTIONS["PreemptionByScheduler"],
     "TaintManagerEviction": DISRUPTIONS["DeletionByTaintManager"],
-    "DeletingNode": DISRUPTIONS["DeletionByPodGC"],
     "NodeNotReady": Cause("node lost", "Its node does not answer any more", RESTART),
     "Evicted": Cause("evicted", "Its node evicted it", RESTART),
 }
+CALLED_OFF = "Cancelling deletion"  # in the message of an event whose reason is that of the deletion
 # Reasons of events about a pod that waits: they tell what delays it, which its status does not.
 DELAYS = {
     "FailedMount": "A volume of it cannot be mounted",
@@ -76,13 +80,16 @@ REASONS = {
     "UnexpectedAdmissionError": Cause(
         "refused by node", "Its node refused it, mostly for want of a device", ANOTHER_NODE
     ),
+    "TopologyAffinityError": Cause(
+        "refused by node", "Its node cannot give it cores and devices that are close to each other", ANOTHER_NODE
+    ),
     "NodeAffinity": Cause("refused by node", "Its node no longer has the labels that it asks for", ANOTHER_NODE),
     "OutOfcpu": Cause("refused by node", "Its node had no cores left when it came", ANOTHER_NODE),
     "OutOfmemory": Cause("refused by node", "Its node had no memory left when it came", ANOTHER_NODE),
     "OutOfpods": Cause("refused by node", "Its node had no room for another pod when it came", ANOTHER_NODE),
     "OutOfnvidia.com/gpu": Cause("refused by node", "Its node had no GPU left when it came", ANOTHER_NODE),
 }
-# Reasons of a waiting container that will not start by itself.
+# Reasons of a waiting container that will not start by itself, unless its message tells a passing error.
 NEVER = {
     "InvalidImageName": Cause("image", "The name of its image is none", IMAGE),
     "ErrImageNeverPull": Cause("image", "Its image is not on the node, and may not be pulled", IMAGE),
@@ -91,6 +98,10 @@ NEVER = {
     "RunContainerError": Cause("container", "Its node cannot start its container", CONTAINER_ASKS),
     "CrashLoopBackOff": Cause("container", "Its container ends again and again", IMAGE_WITH_PYTHON),
 }
+PASSING = re.compile(
+    r"deadline ?exceeded|timed out|timeout|is reserved for|connection refused|transport is closing|try again",
+    re.IGNORECASE,
+)
 PULL_FAILED = ("ErrImagePull", "ImagePullBackOff")
 NO_IMAGE = re.compile(
     r"not found|manifest unknown|name unknown|does not exist|denied|unauthorized|authorization failed"
@@ -109,6 +120,9 @@ LACKS = (
     (r"Too many pods", "too many pods"),
     (r"had taint|untolerated taint", "kept for others by a taint"),
     (r"node affinity|node selector|node\(s\) didn't match Pod's", "not those that are asked for by label"),
+    (r"pod affinity rules", "without the pods that it is to be near"),
+    (r"anti-affinity", "to be kept apart from pods that are there (anti-affinity)"),
+    (r"topology spread", "not where pods would be spread evenly (topology spread)"),
     (r"unschedulable", "closed to new pods (cordoned)"),
     (r"volume|PersistentVolumeClaim|persistentvolumeclaim", "a volume that cannot be had there"),
 )
@@ -116,15 +130,34 @@ LACKS = (
 
 def end_of(pod: Pod) -> Cause | None:
     """Return why a pod has ended or is about to end; None where its status gives no cause."""
-    return _disruption(pod) or _of_reason(pod) or _of_container(pod)
+    return _disruption(pod) or _of_reason(pod) or _of_container(pod) or _of_init_container(pod)
+
+
+def removal_of(pod: Pod) -> Cause | None:
+    """Return why the cluster removes a pod, or is about to, from its status; None where that does not say so."""
+    cause = _disruption(pod) or _of_reason(pod)
+    return cause if cause is not None and cause.kind in ("preempted", "evicted", "node lost") else None
 
 
 def end_of_events(events: Sequence[Mapping[str, Any]]) -> Cause | None:
     """Return why a pod is being deleted, from the events about it; None where none tells."""
-    said = {str(event.get("reason")): str(event.get("message") or "") for event in events}
-    return next(
-        (_with_words(cause, said[reason] or reason) for reason, cause in EVENTS.items() if reason in said), None
-    )
+    said = {str(event.get("reason")): str(event.get("message") or "") for event in sorted(events, key=_time_of)}
+    found = (reason for reason in EVENTS if reason in said and CALLED_OFF not in said[reason])
+    return next((_with_words(EVENTS[reason], said[reason] or reason) for reason in found), None)
+
+
+def events_about(events: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return those of the events about pods of one name that are about a pod with this metadata, as far as it is known.
+
+    Some have no uid, such as those of a deletion because of a taint: of these the ones from before the pod are not.
+    """
+    uid, since = metadata.get("uid"), str(metadata.get("creationTimestamp") or "")
+
+    def is_about(event: Mapping[str, Any]) -> bool:
+        its = (event.get("involvedObject") or {}).get("uid")
+        return its == uid if its and uid else (_time_of(event) or since) >= since
+
+    return [event for event in events if is_about(event)]
 
 
 def delay_of_events(events: Sequence[Mapping[str, Any]]) -> str:
@@ -149,14 +182,23 @@ def never_runs(pod: Pod, said: str = "") -> Cause | None:
         pod: the pod.
         said: an earlier error of pulling its image; afterwards Kubernetes only reports that it waits.
     """
-    waiting = _container(pod).get("state", {}).get("waiting") or {}
+    first, status = _next(pod)
+    waiting = status.get("state", {}).get("waiting") or {}
     reason, message = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
-    if reason in NEVER:
-        return _with_words(NEVER[reason], f"{reason}: {message}" if message else reason)
-    text = message if NO_IMAGE.search(message) else said
-    if reason == "ImagePullBackOff" and NO_IMAGE.search(text):
-        return _image_cause(pod, text)
-    return None
+    if _is_never(reason, message, is_first=bool(first)):
+        cause = _with_words(NEVER[reason], f"{reason}: {message}" if message else reason)
+    elif reason == "ImagePullBackOff" and (NO_IMAGE.search(message) or (said and not first and NO_IMAGE.search(said))):
+        cause = _image_cause(_image(pod, status), message if NO_IMAGE.search(message) else said)
+    else:
+        return None
+    return cause._replace(text=f"{first}: {cause.text}", advice=WHOSE_CONTAINER) if first else cause
+
+
+def _is_never(reason: str, message: str, *, is_first: bool) -> bool:
+    """Return whether a waiting container will not start by itself."""
+    if is_first and reason == "CrashLoopBackOff":  # it is one that stays beside the worker's, and is started again
+        return False
+    return reason in NEVER and not (NEVER[reason].kind == "container" and PASSING.search(message))
 
 
 def pull_trouble(pod: Pod) -> str:
@@ -176,12 +218,17 @@ def wait_of(pod: Pod, said: str = "") -> str:
     placed = condition(pod, "PodScheduled")
     if placed.get("status") != "True":
         return _unplaced(pod, placed)
-    waiting = _container(pod).get("state", {}).get("waiting") or {}
+    first, status = _next(pod)
+    state, before = status.get("state", {}), f"{first}: " if first else ""
+    waiting = state.get("waiting") or {}
     reason, message = waiting.get("reason"), str(waiting.get("message") or "")
+    if first and "running" in state:
+        return f"{first} runs first."
     if reason in PULL_FAILED:
-        return f"Its image {image_of(pod)} could not be pulled and is tried again: {said or message}"
+        why = message if first else said or message
+        return f"{before}Its image {_image(pod, status)} could not be pulled and is tried again: {why}"
     if reason in NEVER:
-        return _with_words(NEVER[str(reason)], message).text
+        return f"{before}{_with_words(NEVER[str(reason)], message).text}"
     if reason:  # ContainerCreating covers everything from volumes to images
         return f"Its node prepares it: volumes, network, image {image_of(pod)} (Kubernetes says: {message or reason})."
     return f"Its node {pod.get('spec', {}).get('nodeName', '')} has not begun with it.".replace("  ", " ")
@@ -266,7 +313,7 @@ def _of_reason(pod: Pod) -> Cause | None:
     known = REASONS.get(reason)
     if known is None:
         is_full = reason.startswith("OutOf")
-        kind, advice = ("refused by node", ANOTHER_NODE) if is_full else ("failed", "")
+        kind, advice = ("refused by node", ANOTHER_NODE) if is_full else ("failed", MORE_IN_EVENTS)
         known = Cause(kind, f"Kubernetes ended it ({reason})", advice)
     return _with_words(known, str(status.get("message") or reason))
 
@@ -293,6 +340,17 @@ def _of_container(pod: Pod) -> Cause | None:
     return None
 
 
+def _of_init_container(pod: Pod) -> Cause | None:
+    first, status = _next(pod)
+    ended = status.get("state", {}).get("terminated") or {}
+    if not first or not ended or terminated(pod):  # those that stay beside the worker's end after it, as they may
+        return None
+    message = str(ended.get("message") or "").strip()
+    last = f" It printed: {message.splitlines()[-1]}" if message else ""
+    text = f"{first} has failed, with status {ended.get('exitCode')} ({ended.get('reason') or 'Error'}).{last}"
+    return Cause("failed", text, WHOSE_CONTAINER)
+
+
 def terminated(pod: Pod) -> Mapping[str, Any]:
     """Return the ``terminated`` state of a pod's worker container; empty where it has not ended."""
     found: Mapping[str, Any] = _container(pod).get("state", {}).get("terminated") or {}
@@ -314,15 +372,39 @@ def _container(pod: Pod) -> Mapping[str, Any]:
     return _worker_of(pod.get("status", {}).get("containerStatuses"))
 
 
+def _next(pod: Pod) -> tuple[str, Mapping[str, Any]]:
+    """Return the status of the container whose turn it is to start, after words for it, which the worker's has none of.
+
+    Init containers, which an overlay or the cluster adds, start before it, one after the other. Those that are always
+    started again stay beside it.
+    """
+    described = pod.get("spec", {}).get("initContainers") or ()
+    stay = {each["name"] for each in described if each.get("restartPolicy") == "Always"}
+    for status in pod.get("status", {}).get("initContainerStatuses") or ():
+        state, name = status.get("state", {}), status.get("name")
+        has_started = name in stay and status.get("started") and "running" in state
+        if not has_started and (state.get("terminated") or {}).get("exitCode") != 0:
+            return f"Its init container {name}", status
+    return "", _container(pod)
+
+
+def _image(pod: Pod, status: Mapping[str, Any]) -> str:
+    """Return the image of a container that has this status; the worker's is known before that has one."""
+    spec = pod.get("spec", {})
+    described = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+    name = status.get("name", CONTAINER)
+    return next((str(each.get("image", "")) for each in described if each.get("name") == name), "")
+
+
 def _worker_of(entries: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any]:
     return next((entry for entry in entries or () if entry.get("name") == CONTAINER), {})
 
 
-def _image_cause(pod: Pod, text: str) -> Cause:
+def _image_cause(image: str, text: str) -> Cause:
     if REFUSED_IMAGE.search(text):
         advice: str = ArgumentText(Argument("image_pull_secrets", ""), " a Secret with a login for that registry")
-        return Cause("image", f"The registry does not give its image {image_of(pod)}. Kubernetes says: {text}", advice)
-    return Cause("image", f"There is no image {image_of(pod)}. Kubernetes says: {text}", IMAGE)
+        return Cause("image", f"The registry does not give its image {image}. Kubernetes says: {text}", advice)
+    return Cause("image", f"There is no image {image}. Kubernetes says: {text}", IMAGE)
 
 
 def _with_words(cause: Cause, said: str) -> Cause:

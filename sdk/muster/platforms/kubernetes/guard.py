@@ -19,7 +19,7 @@ from muster.platforms.kubernetes.pods import GRACE_SECONDS, OWNER
 from muster.platforms.session_guard import SessionGuard, serve
 
 ENDS_SECONDS = GRACE_SECONDS + 5.0  # time that pods may take to end after they are deleted
-POLL_SECONDS = 0.5  # between two looks at them
+POLL_SECONDS = 2.0  # between two looks at them: what the documents say of the load of the cluster
 
 
 class PodGuard(SessionGuard):
@@ -71,12 +71,14 @@ def remove_everything(
         found: list[Any] = client.get(f"{path}/pods", labelSelector=f"{OWNER}={owner}")["items"]
         return found
 
-    for pod in listed():
+    found = listed()
+    for pod in found:
         if not pod["metadata"].get("deletionTimestamp"):
             client.delete(f"{path}/pods/{pod['metadata']['name']}")
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and any(is_on_a_node(pod) for pod in listed()):
+    while time.monotonic() < deadline and any(is_on_a_node(pod) for pod in found):
         time.sleep(POLL_SECONDS)
+        found = listed()
     for name in secrets:
         client.delete(f"{path}/secrets/{name}")
 

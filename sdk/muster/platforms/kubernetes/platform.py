@@ -20,7 +20,14 @@ from muster.options.fields import option
 from muster.platforms.agents import default_log_cap
 from muster.platforms.base import Platform, Reach, Relay, Storage
 from muster.platforms.kubernetes import notes, pods, rights, states
-from muster.platforms.kubernetes.causes import Cause, delay_of_events, end_of_events, pull_trouble
+from muster.platforms.kubernetes.causes import (
+    Cause,
+    delay_of_events,
+    end_of_events,
+    events_about,
+    pull_trouble,
+    removal_of,
+)
 from muster.platforms.kubernetes.client import ApiClient, ApiRefused, ClusterGone
 from muster.platforms.kubernetes.defaults import PodDefaults, find_defaults
 from muster.platforms.kubernetes.exec_stream import ExecStream, open_exec
@@ -35,11 +42,10 @@ from muster.text.arguments import Argument, ArgumentText
 
 KUEUE = "/apis/kueue.x-k8s.io"  # of the cluster's API
 AT_ONCE = 8  # requests to the cluster at the same time
-POLL_SECONDS = 2.0  # between two polls of the pods
+POLL_SECONDS = 2.0  # between two polls of the pods, also while they end
 IDLE_POLL_SECONDS = 6.0  # the same while nothing changes: connected agents report their ends themselves
 DELAY_SECONDS = 10.0  # time that a pod may wait before its events are read, and between two such requests
 CLOSE_SECONDS = 15.0  # time that pods may take to end
-CLOSING_POLL_SECONDS = 0.5  # between two polls while they end
 TAKEN_SECONDS = 30.0  # for which a pod that is being deleted may still have the same name
 NOBODY = Worker("", "")
 WAITING = (Status.SCHEDULING, Status.STARTING)
@@ -113,8 +119,9 @@ class KubernetesPlatform(Platform):
         self._looked_at = float("-inf")
         self._looked_for: frozenset[str] = frozenset()  # the workers that the last look was for
         self._seen: dict[str, dict[str, Any]] = {}
+        self._metadata: dict[str, Mapping[str, Any]] = {}  # of each pod as it was last seen
         self._relays: list[Tunnels] = []
-        self._taken: dict[str, Cause] = {}  # why pods are being deleted
+        self._taken: dict[str, Cause] = {}  # why pods are being deleted, or are about to be
         self._delays: dict[str, str] = {}  # what delays waiting pods; the one that was asked about last comes last
         self._delays_asked_at = float("-inf")
         self._events_until: dict[str, float] = {}  # until when a pod's events are read, on the monotonic clock
@@ -386,8 +393,8 @@ class KubernetesPlatform(Platform):
         refusal = next((found for relay in self._relays if (found := relay.refusal(name)) is not None), None)
         if refusal is not None and not worker.status.is_final:
             return worker.moved(Status.FAILED, finished_at=time.time(), **_no_way(refusal))
-        if pod is not None and pull_trouble(pod):
-            self._pull_troubles[worker.id] = pull_trouble(pod)
+        if pod is not None:
+            self._remember(worker.id, pod)
         now = states.seen(worker, pod, worker.id in self._told_to_stop, self._pull_troubles.get(worker.id, ""))
         if now.status in WAITING and worker.id in self._delays and worker.id not in self._pull_troubles:
             return replace(now, reason=" ".join(filter(None, [now.reason, self._delays[worker.id]])))
@@ -395,6 +402,17 @@ class KubernetesPlatform(Platform):
             return now
         cause = self._taken.get(worker.id) or self._ask_events(worker.id)
         return now if cause is None else states.explained(now, cause)
+
+    def _remember(self, handle: str, pod: Mapping[str, Any]) -> None:
+        """Remember what only this look at a pod may tell."""
+        self._metadata[handle] = pod["metadata"]
+        if pull_trouble(pod):
+            self._pull_troubles[handle] = pull_trouble(pod)
+        removal = removal_of(pod)
+        if removal is not None:
+            self._taken[handle] = removal
+        elif not pod["metadata"].get("deletionTimestamp"):  # it was to be removed, and is not after all
+            self._taken.pop(handle, None)
 
     def _ask_for_a_delay(self, workers: Sequence[Worker]) -> None:
         """Read the events of one waiting pod, each of them in turn, for a delay that its status does not tell."""
@@ -415,11 +433,8 @@ class KubernetesPlatform(Platform):
     def _events_of(self, handle: str) -> Sequence[Mapping[str, Any]]:
         """Return the events about a pod. Raises PlatformError, KeyError."""
         namespace, _, name = handle.partition("/")
-        selector = f"involvedObject.name={name}"
-        found: Sequence[Mapping[str, Any]] = self._client().get(
-            f"/api/v1/namespaces/{namespace}/events", fieldSelector=selector
-        )["items"]
-        return found
+        path, selector = f"/api/v1/namespaces/{namespace}/events", f"involvedObject.name={name}"
+        return events_about(self._client().get(path, fieldSelector=selector)["items"], self._metadata.get(handle, {}))
 
     def _ask_events(self, handle: str) -> Cause | None:
         """Return why a pod is being deleted, from its events; None where they do not tell or may not be read.
@@ -514,10 +529,9 @@ class KubernetesPlatform(Platform):
             )
         deadline = time.monotonic() + CLOSE_SECONDS
         while living and time.monotonic() < deadline:
+            time.sleep(max(0.0, self._looked_at + POLL_SECONDS - time.monotonic()))
             self._look(living)
             living = [handle for handle in living if self._may_run(handle)]
-            if living:
-                time.sleep(CLOSING_POLL_SECONDS)
         if self._found is not None:
             path = f"/api/v1/namespaces/{self._found.namespace}"
             with asking("The workers' Secrets could not be deleted"):

@@ -20,6 +20,7 @@ CAUSES = {
     "preempted": EndCause.PREEMPTED,
     "evicted": EndCause.LOST,
     "node lost": EndCause.LOST,
+    "refused by node": EndCause.LOST,  # which the cluster had chosen: another node may take it
     "killed": EndCause.LOST,
     "memory": EndCause.MEMORY,
     "deadline": EndCause.OVERTIME,
@@ -43,10 +44,12 @@ def seen(worker: Worker, pod: Mapping[str, Any] | None, was_stopped: bool, said:
     if worker.status.is_final:
         return worker
     if pod is None:
-        status = Status.STOPPED if was_stopped or worker.status is Status.STOPPING else Status.FAILED
-        if status is Status.STOPPED:
-            return worker.moved(status, reason=worker.reason, finished_at=time.time())
-        return worker.moved(status, reason=GONE, cause=EndCause.CANCELLED, advice=AGAIN, finished_at=time.time())
+        if was_stopped:
+            return worker.moved(Status.STOPPED, reason=worker.reason, finished_at=time.time())
+        if worker.cause is not None:  # known since it was being deleted
+            return worker.moved(Status.FAILED, finished_at=time.time())
+        status, why = (Status.STOPPED, DELETED) if worker.status is Status.STOPPING else (Status.FAILED, GONE)
+        return worker.moved(status, reason=why, cause=EndCause.CANCELLED, advice=AGAIN, finished_at=time.time())
     metadata, status = pod["metadata"], pod.get("status", {})
     name = (metadata.get("annotations") or {}).get(WORKER) or worker.name
     worker = replace(worker, name=name, created_at=worker.created_at or seconds(metadata.get("creationTimestamp")))
@@ -94,9 +97,8 @@ def _ended(worker: Worker, pod: Mapping[str, Any], was_stopped: bool) -> Worker:
         return worker.moved(Status.STOPPED, **told, finished_at=finished)
     if pod.get("status", {}).get("phase") == "Succeeded":
         return worker.moved(Status.SUCCEEDED, reason=None, finished_at=finished)
-    return worker.moved(
-        Status.FAILED, reason="Its pod has failed, and Kubernetes does not say why.", finished_at=finished
-    )
+    unknown = causes.Cause("failed", "Its pod has failed, and Kubernetes does not say why.", causes.MORE_IN_EVENTS)
+    return _failed(worker, unknown, finished)
 
 
 def _failed(worker: Worker, cause: causes.Cause, finished: float) -> Worker:
