@@ -113,7 +113,9 @@ def test_a_gpu_that_the_worker_does_not_see_is_named(known_to_podman: Podman, mo
 def test_a_gpu_that_podman_does_not_know(engine: Podman) -> None:
     with pytest.raises(LaunchRefused, match="nvidia.com/gpu"):
         run(1)
-    assert claim(GPUS, 2), "nothing is claimed any more"
+    free = claim(GPUS, 2)
+    assert free is not None, "nothing is claimed any more"
+    free.close()
 
 
 def test_docker_is_asked_for_gpus_as_its_driver_takes_them(

@@ -190,6 +190,8 @@ class PooledPlatform(Platform):
                     return known
                 worker = self._held_worker(pool_worker)
                 if worker is not None and worker.status is Status.RUNNING:
+                    if known is not None:
+                        known.close()
                     self._guards[pool_worker] = GuardStream(self._run_dir, worker)
                     return self._guards[pool_worker]
             except GuardSilent:  # its agents end with it, and another guard is started
