@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from muster.agent import frames, wire
-from muster.errors import JobError, WorkerLost, WorkersMissing
+from muster.errors import JobError, PlatformError, WorkerLost, WorkerPreempted, WorkersMissing
 from muster.job import Limits
 from muster.pools import connection, endpoint
 from muster.pools.endpoint import Endpoint
@@ -154,6 +154,21 @@ def test_nobody_waits_for_a_lease_once_another_worker_has_failed() -> None:
         scene.at(3, scene.workers["worker-1"].cut)
         scene.at(3.5, scene.workers["worker-0"].raise_exception, "ConnectionResetError", "by peer", rank=0)
         outcome = scene.play()
+    assert outcome.seconds < 8
+
+
+def test_nobody_waits_for_the_lease_of_a_worker_that_was_to_be_taken_away() -> None:
+    """As when an engine of containers is stopped, which tells its containers, and then nobody anything."""
+    platform = leased()
+    with Scene(platform=platform) as scene:
+        for worker in scene.workers.values():
+            worker.behaviour.runs_for = None
+        scene.at(3, scene.workers["worker-1"].say, "preempted")
+        scene.at(3.5, lambda: platform.errors.update(poll=PlatformError("The engine does not answer.")))
+        scene.at(3.5, scene.workers["worker-1"].cut)
+        outcome = scene.play()
+    assert isinstance(outcome.error, WorkerPreempted)
+    assert "has not come back, and the platform cannot be asked: The engine does not answer" in str(outcome.error)
     assert outcome.seconds < 8
 
 

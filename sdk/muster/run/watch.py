@@ -116,19 +116,24 @@ class PlatformWatch:
             is_known = worker in known
             is_late = clock.now() - loss.since > limit
             if is_late and not is_known:
-                trouble = self.trouble.partition("\n")[0]  # without the advice, which the warning has
-                also = f", and the platform cannot be asked: {trouble}" if trouble else ""
-                self._state.lost(worker, f"{loss.text}{also}")
+                self._state.lost(worker, self._with_trouble(loss.text))
             if is_late or is_known:
                 del self._hung_up[worker]
                 self._state.changed.set()
         for worker, since in list(self._cut.items()):
-            # Others that fail meanwhile may fail because of it: then its lease is not waited for.
-            if self._state.failures and clock.now() - since > self._platform.explain_seconds:
+            # Others that fail meanwhile may fail because of it, and one that was to be taken away hardly comes back:
+            # then its lease is not waited for.
+            is_gone = bool(self._state.failures) or worker in self._state.preempted
+            if is_gone and clock.now() - since > self._platform.explain_seconds:
                 del self._cut[worker]
                 if worker not in known:
-                    self._state.lost(worker, NOT_BACK)
+                    self._state.lost(worker, self._with_trouble(NOT_BACK))
                 self._state.changed.set()
+
+    def _with_trouble(self, text: str) -> str:
+        """Return a reason, and why the platform knows of no better one, where it cannot be asked."""
+        trouble = self.trouble.partition("\n")[0]  # without the advice, which the warning has
+        return f"{text}, and the platform cannot be asked: {trouble}" if trouble else text
 
     async def _poll(self) -> list[Worker] | None:
         """Poll the platform; return the workers, or None where it does not answer."""
