@@ -65,13 +65,6 @@ def test_horovod_trains_where_nobody_can_log_in(space: Space) -> None:
     assert found.logs("worker-1").splitlines()[-1] == "1 3.0"
 
 
-@pytest.mark.elsewhere
-@pytest.mark.slow
-def test_a_hundred_pods_at_once(space: Space) -> None:
-    found = space.run("import os\nprint(os.environ['RANK'])\n", 100, cpu=0.01, memory=0.05, timeout_seconds=280)
-    assert [found.logs(f"worker-{index}") for index in range(100)] == [f"{index}\n" for index in range(100)]
-
-
 def test_nothing_secret_is_in_what_the_cluster_shows(space: Space) -> None:
     running = space.run(ENDLESS, 1, wait=False, env={"PASSWORD": "fish and chips"})
     until(lambda: "started" in running.logs("worker-0"), "it has started")
