@@ -305,15 +305,14 @@ def test_what_an_earlier_attempt_returned_is_no_result(here: Path) -> None:
 
 def test_the_time_of_a_run_is_that_of_its_training_in_all_attempts(here: Path) -> None:
     (here / "train.py").write_text(
-        "import os, time\ntime.sleep(1 if os.environ['MUSTER_ATTEMPT'] == '1' else 60)\nos.kill(os.getpid(), 9)\n"
+        "import os, time\nfrom muster.training import report\n"
+        "report(step=int(os.environ['MUSTER_ATTEMPT']))\ntime.sleep(1)\nos.kill(os.getpid(), 9)\n"
     )
     with pytest.raises(RunTimeout, match=r"longer than its 3 s"):
-        run(KILLED, {}, restarts=1, run_timeout=3)
+        run(KILLED, {}, restarts=9, run_timeout=3)
     phases = [event for event in lookup.open_run().events() if isinstance(event.data, RunPhase)]
     pairs = itertools.pairwise(phases)
-    assert sum(then.time - phase.time for phase, then in pairs if phase.data["phase"] == "training") == pytest.approx(
-        3, abs=0.7
-    )
+    assert sum(then.time - phase.time for phase, then in pairs if phase.data["phase"] == "training") >= 2.9
 
 
 @dataclass(eq=False, repr=False)

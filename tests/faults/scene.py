@@ -30,7 +30,7 @@ from muster.runtime.background import background_loop
 from tests.plain import Plain
 from tests.support import command_line, environment, eventually, is_gone
 
-PROMPT = 1.5  # seconds that noticing a fault may take; usually it takes a third of a second
+PROMPT = 15.0  # seconds that noticing a fault may take beside other tests; usually it takes a third of a second
 GONE = 8.0  # seconds that everything may take to be gone; usually it takes some tenths
 SLEEP = "import time; print('ready', flush=True); time.sleep(600)"
 MPI_DAEMONS = ("orted", "hydra_pmi_proxy")

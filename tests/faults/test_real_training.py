@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from muster.errors import RunFailed, WorkerKilled
 
-from tests.faults.scene import PROMPT, Scene
+from tests.faults.scene import Scene
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]  # how soon it is noticed
+
+PROMPT = 1.5  # seconds that noticing may take
 
 ALLREDUCE = """
     import horovod.tensorflow as hvd

@@ -23,6 +23,8 @@ from muster.errors import (
     WorkersMissing,
 )
 from muster.platforms import machine
+from muster.run.arrival import Arrival
+from muster.runtime import clock
 
 from tests.agent.test_full_disk import fill
 from tests.faults.scene import SLEEP, Scene
@@ -31,12 +33,27 @@ from tests.plain import Plain
 from tests.support import needs_horovod
 
 
+def shorten_start(monkeypatch: pytest.MonkeyPatch, is_due: Callable[[], bool] = lambda: True) -> None:
+    """Have the usual limit of a start, 60 s, end after half a second, once it is due.
+
+    A limit that is short itself would also be that of the launch, and of what a busy machine delays.
+    """
+    usual = Arrival.deadline
+
+    def shortened(arrival: Arrival) -> float:
+        deadline = usual(arrival)
+        return deadline - 59.5 if deadline and is_due() else clock.now() + 0.05  # when it is asked for again
+
+    monkeypatch.setattr(Arrival, "deadline", shortened)
+
+
 def test_workers_that_never_say_hello_are_named(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten_start(monkeypatch)
     monkeypatch.setattr(machine, "SSHD_PATHS", (scene.fake_sshd(),))
     started = time.monotonic()
-    with pytest.raises(WorkersMissing, match="2 of 2 workers .* 0.5 s: worker-0 and worker-1 are") as raised:
-        scene.run(SLEEP, strategy=Plain(needs_ssh=True), timeout_seconds=0.5)
-    assert time.monotonic() - started < 2
+    with pytest.raises(WorkersMissing, match="2 of 2 workers .* 60 s: worker-0 and worker-1 are") as raised:
+        scene.run(SLEEP, strategy=Plain(needs_ssh=True))
+    assert time.monotonic() - started < 20
     assert raised.value.worker == "worker-0"
     assert "timeout_seconds" in str(raised.value.advice)
     assert scene.recorded.status == "failed"
@@ -52,9 +69,13 @@ def test_agents_that_do_not_react_are_ended_all_the_same(scene: Scene) -> None:
     scene.assert_nothing_left(within=0.5)
 
 
-def test_a_server_that_never_listens_is_named(scene: Scene) -> None:
+def test_a_server_that_never_listens_is_named(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def are_ready() -> bool:
+        return sum("ready" in log.read_text() for log in scene.home.glob("runs/*/logs/worker-*.log")) == 2
+
+    shorten_start(monkeypatch, are_ready)
     with pytest.raises(ServersNotListening, match="worker-0 and worker-1 were not listening on their ports") as raised:
-        scene.run(SLEEP, strategy=Plain(listens=True), timeout_seconds=2)
+        scene.run(SLEEP, strategy=Plain(listens=True))
     assert raised.value.worker == "worker-0"
     assert "ready" in str(raised.value.details)
 

@@ -54,12 +54,12 @@ def test_a_session_that_is_suspended_keeps_its_workers(scene: Scene, strategy: s
 
 @pytest.mark.slow
 def test_a_suspended_session_does_not_take_its_own_silence_for_a_stall(scene: Scene) -> None:
-    scene.script("import time\nfor _ in range(30): print('ready', flush=True); time.sleep(0.1)")
-    cell = CELLS["training"].replace("Plain()", "Plain(), stall_seconds=1").replace("n_ps=1, ", "")
+    scene.script("import time\nfor _ in range(100): print('ready', flush=True); time.sleep(0.1)")
+    cell = CELLS["training"].replace("Plain()", "Plain(), stall_seconds=6").replace("n_ps=1, ", "")
     notebook = scene.notebook(cell)
     scene.wait_for_phase("training")
     os.kill(notebook.process.pid, signal.SIGSTOP)
-    time.sleep(1.5)
+    time.sleep(8)
     os.kill(notebook.process.pid, signal.SIGCONT)
     outcome = notebook.outcome()
     assert outcome["raised"] is None, outcome["text"]

@@ -72,7 +72,7 @@ def said(payload: bytes, channel: int = 1) -> bytes:
     return wire.encode(wire.Data(1, channel, payload))
 
 
-def without_end(piece: bytes, seconds: float = 4.0) -> Behaviour:
+def without_end(piece: bytes, seconds: float = 120.0) -> Behaviour:
     def flood(connection: socket.socket) -> None:
         connection.setblocking(False)  # for good: what follows ends at once
         end = time.monotonic() + seconds
@@ -95,7 +95,7 @@ def test_a_guard_that_talks_without_end_takes_no_longer_than_one_that_is_silent(
     began = time.monotonic()
     with pytest.raises(PlatformError, match="worker-0"):
         stream.ask("poll", 0.5)
-    assert time.monotonic() - began < 2.5
+    assert time.monotonic() - began < 20
     stream.give_up()
     stream.close()
 
@@ -110,7 +110,7 @@ def test_a_pool_is_closed_though_its_guard_talks_without_end(served: Served, mon
     stream = opened(served(guard(answers_first)))
     began = time.monotonic()
     stream.close()
-    assert time.monotonic() - began < 2.5
+    assert time.monotonic() - began < 20
 
 
 def test_answers_to_what_was_not_asked_are_no_answers_to_what_comes_next(served: Served) -> None:
@@ -184,7 +184,7 @@ def test_a_guard_that_was_silent_for_long_is_heard_again(served: Served) -> None
 
 def dribbles(connection: socket.socket) -> None:
     connection.recv(1 << 16)
-    for _ in range(1500):
+    for _ in range(60_000):
         connection.sendall(b" ")
         time.sleep(0.002)
 
@@ -197,7 +197,7 @@ def test_who_answers_at_a_control_socket_a_byte_at_a_time_is_not_waited_for(
     began = time.monotonic()
     with pytest.raises(RunUnreachable, match="does not answer"):
         control.ask(run_dir, "time")
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20
 
 
 def test_a_stream_that_opens_a_byte_at_a_time_is_not_waited_for(
@@ -208,7 +208,7 @@ def test_a_stream_that_opens_a_byte_at_a_time_is_not_waited_for(
     began = time.monotonic()
     with pytest.raises(RunUnreachable):
         control.open_stream(run_dir, "exec")
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("answer", [b"3\n", b"null\n", b'"error"\n', b"[]\n"])

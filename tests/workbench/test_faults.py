@@ -28,12 +28,19 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def proxy(workbench: Service, workbench_session: WorkbenchSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+def proxy(
+    workbench: Service,
+    workbench_session: WorkbenchSession,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> Iterator[Proxy]:
     """A proxy through which this process's session reaches the workbench; its repeats come quickly."""
     for name in ("SAFE", "LAUNCH"):
         monkeypatch.setattr(clients, name, getattr(clients, name).new(backoff_factor=0.02, backoff_jitter=0.02))
-    for name in ("TIMEOUT", "LAUNCH_TIMEOUT"):
-        monkeypatch.setattr(clients, name, (1.0, 1.0))
+    if "[slow" in request.node.name:  # no other test waits for an answer that comes late
+        for name in ("TIMEOUT", "LAUNCH_TIMEOUT"):
+            monkeypatch.setattr(clients, name, (1.0, 1.0))
+        monkeypatch.setattr(clients, "SAFE", clients.SAFE.new(total=20, read=20))  # on a busy machine, more are late
     with proxying(workbench.url) as proxy:
         for name, value in workbench_session.through(proxy.url).environment.items():
             monkeypatch.setenv(name, value)
@@ -55,13 +62,13 @@ def refusal(platform: WorkbenchPlatform, run: Run, n: int = 3) -> str:
     return str(caught.value)
 
 
-@pytest.mark.alone  # the session waits a second for each answer
 @pytest.mark.parametrize(
     ("how", "says"),
     [
         ("refuse", "does not answer: Remote end closed"),
         ("500", "the proxy says no .HTTP 500"),
-        ("slow", "does not answer: .*timed out"),
+        # The session waits a second for each answer.
+        pytest.param("slow", "does not answer: .*timed out", marks=pytest.mark.alone),
         ("drop", "answer cannot be read: IncompleteRead"),
         ("garble", "answer cannot be read: (Unterminated|Expecting) "),
     ],
@@ -165,10 +172,13 @@ def test_a_lost_worker_is_named_although_its_peer_dies_of_it_and_the_workbench_s
     assert raised.value.worker == "worker-1"
 
 
-def test_a_run_can_be_stopped_while_the_workbench_is_asked_why_it_failed(broken: Cluster) -> None:
+def test_a_run_can_be_stopped_while_the_workbench_is_asked_why_it_failed(
+    broken: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WorkbenchPlatform, "explain_seconds", 60.0)
     asked = time.monotonic()
     broken.stop()
-    assert time.monotonic() - asked < 3, "as long as the workbench has for an answer"
+    assert time.monotonic() - asked < 30, "half as long as the workbench has for an answer"
     with pytest.raises(RunFailed):
         broken.wait()
 
