@@ -141,9 +141,9 @@ def run(tmp_path: Path) -> Iterator[Run]:
         return not left
 
     try:
-        eventually(is_gone, f"nothing left of {run.id}", timeout=5)
+        eventually(is_gone, f"nothing left of {run.id}", timeout=20)
     except AssertionError:
-        pytest.fail(f"5 s after the test there still is, of {run.id}: {'; '.join(left)}")
+        pytest.fail(f"20 s after the test there still is, of {run.id}: {'; '.join(left)}")
     finally:
         run.remove()
 

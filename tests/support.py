@@ -388,6 +388,13 @@ def free_of(port: int) -> bool:
         return True
 
 
+def free_port() -> int:
+    """Return a free port, for a program that binds it later: the kernel gives ports below 32768 to nobody by itself."""
+    while not free_of(port := 10_000 + secrets.randbelow(22_768)):
+        pass
+    return port
+
+
 def descendants_of(pid: int) -> list[int]:
     """Return the ids of all descendants of a process."""
     return linux.descendants(pid, linux.snapshot())

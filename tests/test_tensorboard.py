@@ -23,7 +23,7 @@ import pytest
 from muster.errors import TensorBoardFailed
 
 from tests.event_files import write_events
-from tests.support import command_line, descendants_of, environment, eventually, is_gone
+from tests.support import command_line, descendants_of, environment, eventually, free_port, is_gone
 
 pytestmark = pytest.mark.slow
 SDK = str(Path(muster.__file__).parent.parent)
@@ -115,8 +115,7 @@ def test_it_ends_with_the_session_however_that_ends(tmp_path: Path, temporary: P
 class TestInAWorkbenchSession:
     @pytest.fixture(autouse=True)
     def port(self, monkeypatch: pytest.MonkeyPatch) -> int:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = int(probe.getsockname()[1])
+        port = free_port()
         session = {"APP_PORT": str(port), "DOMAIN": "workbench.example.org", "ENGINE_ID": "abc123"}
         for name, value in {**session, "PROJECT_URL": "https://workbench.example.org/api/v1/p"}.items():
             monkeypatch.setenv(f"CDSW_{name}", value)

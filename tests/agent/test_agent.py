@@ -134,7 +134,7 @@ def test_a_process_is_asked_to_end_once(worker: Launched) -> None:
 def test_end_ends_everything_and_the_worker(worker: Launched) -> None:
     pid = worker.sh("trap '' TERM; while :; do sleep 1; done")
     worker.send("end")
-    eventually(lambda: is_gone(pid), "the process is gone", timeout=2)
+    eventually(lambda: is_gone(pid), "the process is gone")
 
     def status() -> Worker | None:
         (found,) = worker.platform.poll([worker.worker.id])
@@ -146,7 +146,7 @@ def test_end_ends_everything_and_the_worker(worker: Launched) -> None:
 def test_a_session_that_hangs_up_ends_the_worker(worker: Launched) -> None:
     pid = worker.sh("sleep 600")
     worker.session.hang_up(worker.spec.name)
-    eventually(lambda: is_gone(pid) and is_gone(worker.hello["pid"]), "agent and process are gone", timeout=3)
+    eventually(lambda: is_gone(pid) and is_gone(worker.hello["pid"]), "agent and process are gone")
 
 
 def test_daemons_of_a_process_end_with_it_but_not_before(worker: Launched) -> None:
@@ -158,7 +158,7 @@ def test_daemons_of_a_process_end_with_it_but_not_before(worker: Launched) -> No
     time.sleep(0.2)
     assert not is_gone(daemon_pid)
     os.kill(pid, 9)
-    eventually(lambda: is_gone(daemon_pid), "the daemon is gone", timeout=2)
+    eventually(lambda: is_gone(daemon_pid), "the daemon is gone")
 
 
 def test_says_when_a_port_is_listened_on(run: Run, stub_session: StubSession, platform: LocalPlatform) -> None:
@@ -166,21 +166,25 @@ def test_says_when_a_port_is_listened_on(run: Run, stub_session: StubSession, pl
     (port,) = worker.hello["ports"]
     assert not free_of(port)  # the agent keeps it from others
     worker.send("watch", port=port)
+    go = run.folder / "go"
     worker.python(
         """
-        import socket, sys, time
+        import os, socket, sys, time
         listener = socket.socket(socket.AF_INET6)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        time.sleep(0.3)
+        while not os.path.exists(sys.argv[2]):
+            time.sleep(0.01)
         listener.bind(("::", int(sys.argv[1])))
         listener.listen()
         time.sleep(600)
         """,
         str(port),
+        str(go),
     )
     time.sleep(0.2)
     stub_session.listen(0.01)
     assert not stub_session.received("listening")
+    go.touch()
     assert stub_session.wait_for("listening")["port"] == port
     socket.create_connection((worker.hello["host"], port), 2).close()
 

@@ -19,7 +19,7 @@ from muster.agent import linux
 
 from tests.support import Run, descendants_of, environment, eventually, is_gone
 
-NOTICE = 5.0  # seconds within which everything must be gone; usually it takes some hundredths
+NOTICE = 20.0  # seconds within which everything must be gone; usually it takes some hundredths
 # A process with children of all kinds: in its group, in a session of its own, and daemons that nobody waits for, one of
 # them without the run's mark in its environment.
 FAMILY = (

@@ -144,10 +144,12 @@ from muster.training import report
 class Stuck:
     def __float__(self):
         print("stuck", flush=True)
+        is_stuck.set()
         time.sleep(60)
 
+is_stuck = threading.Event()
 threading.Thread(target=report, args=(1,), kwargs={"loss": Stuck()}, daemon=True).start()
-time.sleep(0.5)
+is_stuck.wait()
 os._exit(3)
 """
     began = time.monotonic()

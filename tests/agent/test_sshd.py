@@ -138,12 +138,13 @@ def test_a_rank_that_cannot_start(ssh: Ssh) -> None:
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_ranks_end_with_the_client_that_asked_for_them(ssh: Ssh, stubborn: bool) -> None:
     ssh.session.send("worker-0", "expect", argv=[], env={}, cwd=None)
-    client = ssh.command(rank_command(0, f"sh -c '{'trap : TERM;' if stubborn else ''} while :; do sleep 0.1; done'"))
+    trap = "trap : TERM;" if stubborn else ""
+    client = ssh.command(rank_command(0, f"sh -c '{trap} echo up; while :; do sleep 0.1; done'"))
     pid = ssh.session.wait_for("started")["pid"]
-    time.sleep(0.1)
+    ssh.session.wait_for("output")
     since = time.monotonic()
     client.kill()
-    end = ssh.session.wait_for("exited", timeout=3)
+    end = ssh.session.wait_for("exited")
     client.communicate()
     print(f"the rank was gone {time.monotonic() - since:.3f} s after its client")
     assert is_gone(pid)
@@ -161,7 +162,7 @@ def test_other_commands_end_with_their_client_as_well(ssh: Ssh) -> None:
     pid = eventually(sleeper, "the command runs")
     client.kill()
     client.communicate()
-    eventually(lambda: is_gone(pid), "the command is gone", timeout=2)
+    eventually(lambda: is_gone(pid), "the command is gone")
 
 
 def test_an_sshd_that_is_killed_is_reported_and_ranks_live_on(ssh: Ssh) -> None:

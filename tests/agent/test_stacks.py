@@ -181,7 +181,7 @@ def test_the_stack_of_an_interpreter_that_a_shell_has_started_is_that_of_its_ran
 def test_of_a_program_that_is_no_python_its_agent_tells_what_it_runs_and_that_it_is_stopped(
     worker: Launched,  # noqa: F811
 ) -> None:
-    program = "echo up; sleep 600 & echo $!; kill -STOP $!; wait"
+    program = "sleep 600 & kill -STOP $!; until grep -q '^State:.T' /proc/$!/status; do :; done; echo up; wait"
     worker.send("start", argv=["sh", "-c", program], env={}, cwd=None, rank=3, split=False)
     worker.output_with("up")
     pid = worker.session.wait_for("started")["pid"]

@@ -18,20 +18,20 @@ def test_a_port_that_nothing_listens_on_where_the_kernel_has_no_ipv6(monkeypatch
                 raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
             super().__init__(family, *args, **kwargs)
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
     loop, sent = Loop(), []
 
     def send(message: Any) -> None:
         sent.append(message)
         loop.stop()
 
-    monkeypatch.setattr(socket, "socket", OnlyIPv4)
     processes: Any = None
     loop.call_later(10, loop.stop)
-    streams.Streams(loop, processes, send, lambda: "127.0.0.1").dial(wire.Dial(1, port))
-    if not sent:
-        loop.run()
+    with socket.socket() as deaf:  # it is bound, but does not listen
+        deaf.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(socket, "socket", OnlyIPv4)
+        streams.Streams(loop, processes, send, lambda: "127.0.0.1").dial(wire.Dial(1, deaf.getsockname()[1]))
+        if not sent:
+            loop.run()
     loop.close()
     assert isinstance(sent[0], wire.Closed)
     assert "nothing on this worker takes connections" in sent[0].text

@@ -159,10 +159,11 @@ def test_what_a_worker_that_is_killed_whole_has_left_goes_with_the_next(
 
 
 def test_a_session_that_cannot_be_reached_is_named(engines: Engines, run: Run, stub_session: StubSession) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    spec = run.spec(session=SessionAddress("127.0.0.1", port, stub_session.certificate, stub_session.token))
-    assert ended(engines.start(spec))[0] == 1
+    with socket.socket() as deaf:  # it is bound, but does not listen
+        deaf.bind(("127.0.0.1", 0))
+        port = deaf.getsockname()[1]
+        spec = run.spec(session=SessionAddress("127.0.0.1", port, stub_session.certificate, stub_session.token))
+        assert ended(engines.start(spec))[0] == 1
     reason = f"cannot reach the session at 127.0.0.1:{port}: [Errno 111] Connection refused"
     assert reason in agent_files.outcome(spec)["reason"]
     assert reason in spec.log.read_text()

@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+
+from tests.support import free_port
 
 TESTS = Path(__file__).parent.parent
 CHROMIUM_FLAGS = [
@@ -62,8 +63,7 @@ def serve(app: str, folder: Path, **settings: Any) -> Iterator[Server]:
     kept.mkdir(parents=True)
     for name, values in {**SETTINGS, **settings}.items():
         (kept / f"{name}.jupyterlab-settings").write_text(json.dumps(values))
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     token = secrets.token_hex(16)
     application = "LabApp" if app == "lab" else "JupyterNotebookApp"
     command = [

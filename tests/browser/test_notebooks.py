@@ -422,7 +422,8 @@ def test_a_server_without_widgets_shows_pictures_that_go_on_and_says_what_it_lac
 
 
 def test_a_progress_bar_is_one_line_of_the_log(open_notebook: Open, page: Page, lab: Server) -> None:
-    bar = "import time\nfor part in range(41):\n    print(f'\\r{part}/40', end='', flush=True)\n    time.sleep(0.05)\n"
+    bar = "import pathlib, time\nfor part in range(41):\n    print(f'\\r{part}/40', end='', flush=True)\n"
+    bar += "    time.sleep(0.05)\n    while part == 30 and not pathlib.Path('counted').exists(): time.sleep(0.05)\n"
     (lab.root / "bar.py").write_text(f"print('begin')\n{bar}print()\nprint('end', flush=True)\ntime.sleep(600)")
     notebook = open_notebook(lab, run_cell().replace("train.py", "bar.py"))
     notebook.run()
@@ -431,6 +432,7 @@ def test_a_progress_bar_is_one_line_of_the_log(open_notebook: Open, page: Page, 
     note = page.locator(".muster-log .muster-muted")
 
     expect(note).to_have_text("2 lines", timeout=15_000)
+    (lab.root / "counted").touch()
     expect(log).to_have_text("begin\n40/40\nend", timeout=15_000)
     expect(note).to_have_text("3 lines")
 

@@ -154,16 +154,16 @@ def hostile(where: Path, token: str) -> list[socket.socket]:
 
 
 def test_a_session_that_hangs_or_is_gone_is_a_clear_error(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(control, "SECONDS_TO_ANSWER", 0.5)
     with session(tmp_path) as process:
         eventually(has_begun, "the run trains")
         run = lookup.open_run()
         process.send_signal(signal.SIGSTOP)
         eventually(lambda: "is suspended" in run.explain(), "it is suspended")
-        with pytest.raises(RunUnreachable, match=f"its session, process {process.pid}, is suspended") as raised:
-            run.stacks()
-        assert f"kill -CONT {process.pid}" in (raised.value.advice or "")
         with monkeypatch.context() as patch:
+            patch.setattr(control, "SECONDS_TO_ANSWER", 0.5)
+            with pytest.raises(RunUnreachable, match=f"its session, process {process.pid}, is suspended") as raised:
+                run.stacks()
+            assert f"kill -CONT {process.pid}" in (raised.value.advice or "")
             patch.setattr(runs, "suspended", lambda session: None)
             with pytest.raises(RunUnreachable, match=f"Run {run.run_id} does not answer: its session hangs"):
                 run.stacks()
@@ -174,7 +174,7 @@ def test_a_session_that_hangs_or_is_gone_is_a_clear_error(tmp_path: Path, monkey
         began = time.monotonic()
         run.stop()  # it has ended, if not well
         assert (run.status, run.stacks()) == ("lost", {})
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < control.SECONDS_TO_ANSWER
 
 
 def test_a_run_whose_session_is_suspended_can_be_stopped(tmp_path: Path) -> None:

@@ -28,11 +28,12 @@ from muster.errors import JobError, RunStalled, RunStopped, ScriptFailed
 from muster.events import Event
 from muster.job import Job, Status
 from muster.platforms.local import LocalPlatform
+from muster.run import ending
 from muster.run.cluster import Cluster
 from muster.run.request import AT_ONCE
 
 from tests.plain import Plain
-from tests.support import IMPORT_PATH, alarms, eventually
+from tests.support import IMPORT_PATH, alarms, eventually, free_port
 
 
 @pytest.fixture
@@ -230,7 +231,8 @@ def test_a_server_that_ends_by_itself_is_a_failure(script: Any) -> None:
         run(path, n_workers=1, n_ps=1)
 
 
-def test_servers_end_after_the_workers_that_depend_on_them(script: Any) -> None:
+def test_servers_end_after_the_workers_that_depend_on_them(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "STOP_GRACE", 20.0)
     path = script(
         """
         import os, signal, sys, time
@@ -238,7 +240,12 @@ def test_servers_end_after_the_workers_that_depend_on_them(script: Any) -> None:
             print("told to end at", time.time(), flush=True)
             sys.exit(0)
         signal.signal(signal.SIGTERM, note)
-        time.sleep(0.5 if os.environ["MUSTER_ROLE"] == "worker" else 60)
+        if os.environ["MUSTER_ROLE"] == "ps":
+            open("listens", "w").close()
+            time.sleep(60)
+        while not os.path.exists("listens"):
+            time.sleep(0.01)
+        time.sleep(0.5)
         print("ended at", time.time())
         """
     )
@@ -252,21 +259,33 @@ def test_servers_end_after_the_workers_that_depend_on_them(script: Any) -> None:
 def test_a_session_that_is_told_to_end_while_it_ends_its_run_records_that(
     script: Any, muster_home: Path, how: str
 ) -> None:
-    path = script("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('trains')\ntime.sleep(60)")
-    program = f"import muster\nmuster.run_cluster(1, strategy='processes', worker_script={str(path)!r}, wait={{}})\n"
+    path = script(
+        """
+        import signal, time
+        signal.signal(signal.SIGTERM, lambda *_: print("told to end", flush=True))
+        print("trains", flush=True)
+        time.sleep(60)
+        """
+    )
+    program = "import muster, muster.run.ending\nmuster.run.ending.STOP_GRACE = 20.0\n"
+    program += f"muster.run_cluster(1, strategy='processes', worker_script={str(path)!r}, wait={{}})\n"
     if how == "it has ended":
         program += "import sys\nsys.stdin.readline()"
     environment = {**os.environ, "PYTHONPATH": IMPORT_PATH, "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-c", program.format(how != "it has ended")]
+
+    def printed(text: str) -> bool:
+        return any(text in log.read_text() for log in muster_home.rglob("worker-0.log"))
+
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as session:
         assert session.stdin is not None
-        eventually(lambda: [p for p in muster_home.rglob("worker-0.log") if "trains" in p.read_text()], "it trains", 60)
+        eventually(lambda: printed("trains"), "it trains", 60)
         if how == "it has ended":
             session.stdin.write(b"\n")
             session.stdin.flush()
         else:
             session.send_signal(signal.SIGINT)
-        time.sleep(0.7)  # the time that its processes are given is longer
+        eventually(lambda: printed("told to end"), "it ends its run")
         session.send_signal(signal.SIGTERM)
         assert session.wait(30) == -signal.SIGTERM
     (run,) = muster.list_runs()
@@ -346,7 +365,7 @@ def test_bad_input_is_refused_before_anything_starts(script: Any, options: dict[
     started = time.monotonic()
     with pytest.raises(JobError):
         run(script("print('x')"), **{"n_workers": 1, **options})
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 20
     assert not list(muster_home.glob("runs/*/logs/*.log"))
 
 
@@ -372,9 +391,7 @@ def test_what_a_script_does_wrong_has_advice(script: Any, text: str, advice: str
 
 
 def test_the_session_address_and_the_ports_can_be_fixed(script: Any) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     path = script("import os\nprint(os.environ['PORT'])")
     cluster = run(path, session_address=f"127.0.0.1:{port}", worker_ports=(42_000, 42_100)).cluster
     assert all(42_000 <= int(cluster.logs(worker.name)) <= 42_100 for worker in cluster.status)

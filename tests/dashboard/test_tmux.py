@@ -118,7 +118,7 @@ def test_nothing_is_painted_over_what_others_print_while_it_is_in_the_background
     time.sleep(1.5)
     for word in ("one", "two", "three"):
         running.type(f"echo {word}", "Enter")
-        time.sleep(0.4)
+        eventually(lambda: f"$ echo {word}\n{word}\n$" in running.shows(), "the prompt is back")  # noqa: B023
     time.sleep(1)
     shown = running.shows()
     assert "$ echo one\none\n$ echo two\ntwo\n$ echo three\nthree\n" in shown

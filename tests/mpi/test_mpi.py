@@ -101,6 +101,8 @@ def test_no_command_line_has_a_secret_while_it_runs(mpi: Installed) -> None:
 def test_ranks_listen_where_docs_security_says(mpi: Installed) -> None:
     cluster = muster.run_cluster(2, worker_script=mpi.program, strategy=mpi.strategy(), args=["on"], wait=False).cluster
     try:
+        names = ("worker-0", "worker-1")
+        eventually(lambda: all("ready" in cluster.logs(name) for name in names), "all ranks have met")
         marked = linux.marked("MUSTER_RUN_ID", cluster.run_id)
         ranks = [pid for pid in marked if command_line(pid).startswith(str(mpi.program))]
         assert len(ranks) == 2

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.platforms.container_engine import ContainerEngine, find, mount_disk
+from tests.support import free_port
 
 PACKAGES = ("docker.io", "containerd", "docker-registry", "tini")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "muster"
@@ -112,10 +113,7 @@ class Docker(ContainerEngine):
         """Start a registry, or start it again, and return its address: host and port."""
         settings = self.folder / "registry.yml"
         if not settings.exists():
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = probe.getsockname()[1]
-            settings.write_text(REGISTRY.format(folder=self.folder, port=port))
+            settings.write_text(REGISTRY.format(folder=self.folder, port=free_port()))
         address = settings.read_text().rpartition("addr: ")[2].strip()
         self._registry = self._run("docker-registry", "serve", str(settings))
         host, _, port = address.partition(":")

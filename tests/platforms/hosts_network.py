@@ -130,9 +130,9 @@ class Network:
         ip("-n", self._switch, "link", "set", f"port{number}", "up" if up else "down")
 
     def expect_nothing_left(self) -> None:
-        """Raise AssertionError unless everything is gone, within 5 s, that was not on a host when it was powered on."""
+        """Raise AssertionError unless all is gone, within 20 s, that was not on a host when it was powered on."""
         for host in self.hosts.values():
-            eventually(lambda: not host.left_behind(), f"nothing left: {host.left_behind()}", 5)  # noqa: B023
+            eventually(lambda: not host.left_behind(), f"nothing left: {host.left_behind()}", 20)  # noqa: B023
 
     def remove_what_tensorflow_leaves(self) -> None:
         """Remove what TensorFlow's own imports leave in the home of the user who logs in."""

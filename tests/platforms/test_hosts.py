@@ -168,7 +168,7 @@ def test_kill_9_of_the_session_leaves_nothing(hosts: Network, project: Path) -> 
         finally:
             session.kill()
     for host in hosts.hosts.values():
-        eventually(lambda: not host.left_behind(), "nothing is left", 8)  # noqa: B023
+        eventually(lambda: not host.left_behind(), "nothing is left", 20)  # noqa: B023
     scratch.sweep(Path(tempfile.gettempdir()))  # as the next run does
     owners = Path(tempfile.gettempdir()).glob(f"{scratch.PREFIX}*/{OWNER}")
     assert session.pid not in [json.loads(path.read_text())["pid"] for path in owners]
@@ -205,7 +205,7 @@ def test_a_host_that_is_cut_off_is_named_when_its_lease_ends(
     try:
         with pytest.raises(WorkerLost) as raised:
             cluster.wait()
-        assert time.monotonic() - cut_at < 3 + 4
+        assert time.monotonic() - cut_at < 3 + 15
         assert raised.value.worker == "worker-1"
         assert "h2" in str(raised.value)
         eventually(lambda: not trains_on(host), "its workers end by themselves")

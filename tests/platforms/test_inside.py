@@ -29,7 +29,7 @@ from muster.records.control import open_stream
 
 from tests.plain import Plain
 from tests.platforms.isolated import isolated
-from tests.support import environment, eventually, is_gone
+from tests.support import environment, eventually, free_port, is_gone
 
 MUSTER = [sys.executable, "-m", "muster"]
 SCRIPT = """
@@ -231,8 +231,7 @@ def test_a_port_that_nobody_listens_on(cluster: muster.Cluster) -> None:
 
 
 def test_a_forwarded_port_that_reaches_itself_is_refused_rather_than_silent(cluster: muster.Cluster) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     with subprocess.Popen(
         [*MUSTER, "forward", "last", "0", str(port)], stderr=subprocess.PIPE, env=environment()
     ) as process:
@@ -250,11 +249,12 @@ def test_it_ends_with_the_run_though_every_connection_hangs(
     cluster: muster.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where the worker's end is gone, and the local program does not read what had come before."""
-    before = threading.active_count()
+    connections: list[threading.Thread] = []
     has_ended = threading.Event()
     copy = Pump.run
 
     def hang(pump: Pump) -> wire.Closed:
+        connections.append(threading.current_thread())
         has_ended.wait()
         return copy(pump)
 
@@ -266,13 +266,14 @@ def test_it_ends_with_the_run_though_every_connection_hangs(
         serving.start()
         for _ in range(MOST_CONNECTIONS + 1):
             clients.enter_context(socket.create_connection(listener.getsockname(), 10))
+        eventually(lambda: len(connections) == MOST_CONNECTIONS, "as many as there may be hang")
         time.sleep(0.5)
         assert serving.is_alive()
         monkeypatch.setattr(type(run), "status", "succeeded")
-        serving.join(5)
+        serving.join(20)
         assert not serving.is_alive()
         has_ended.set()
-    eventually(lambda: threading.active_count() == before, "no connection is left")
+    eventually(lambda: not any(map(threading.Thread.is_alive, connections)), "no connection is left")
 
 
 def test_a_client_finds_room_where_others_have_gone_and_the_program_on_the_worker_does_not_care(

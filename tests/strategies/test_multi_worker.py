@@ -53,4 +53,4 @@ def test_the_worker_that_was_killed_is_named_while_the_other_one_waits_for_it() 
     killed = time.monotonic()
     with pytest.raises(WorkerKilled, match="worker-1 was ended by signal 9"):
         cluster.wait(timeout=30)
-    assert time.monotonic() - killed < 5
+    assert time.monotonic() - killed < 20

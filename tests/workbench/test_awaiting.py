@@ -145,9 +145,14 @@ def test_the_shapes_are_the_workbench_s(scripted: ScriptedWorkbench) -> None:
     assert (listed["status"], listed["ip_address"], listed["app_url"]) == ("succeeded", "10.0.0.1", "https://app")
 
 
-def test_one_listing_a_look_for_all_workers_and_ever_fewer_looks(scripted: ScriptedWorkbench) -> None:
-    workers = [scripted.add("running") for _ in range(20)]
-    muster.await_workers(workers, timeout_seconds=2.2)
+def test_one_listing_a_look_for_all_workers_and_ever_fewer_looks(
+    scripted: ScriptedWorkbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append, time=time.time)
+    monkeypatch.setattr("muster.workbench.workers.time", clock)
+    muster.await_workers([scripted.add("running") for _ in range(20)], timeout_seconds=2.25)
+    assert slept == [1, 1.25]
     assert scripted.count("GET") == 3  # at once, after 1 s, and at the deadline instead of after 2.3 s
 
 

@@ -108,13 +108,14 @@ def test_a_worker_that_is_not_there_has_been_stopped(scripted: ScriptedWorkbench
 
 
 def test_nobody_there(client: RestClient) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    nowhere = RestClient(url, url, "the-key", "session")
-    for call in (nowhere.list, lambda: nowhere.launch(ORDER)):
-        with pytest.raises(PlatformError, match="does not answer: .*refused.*\\.") as caught:
-            call()
-        assert "CDSW_ENGINE_URL" in str(caught.value)
+    with socket.socket() as deaf:  # it is bound, but does not listen
+        deaf.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        nowhere = RestClient(url, url, "the-key", "session")
+        for call in (nowhere.list, lambda: nowhere.launch(ORDER)):
+            with pytest.raises(PlatformError, match="does not answer: .*refused.*\\.") as caught:
+                call()
+            assert "CDSW_ENGINE_URL" in str(caught.value)
 
 
 def test_no_session_of_a_workbench(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,19 +265,20 @@ print(json.dumps(pod._way(json.loads(sys.argv[1]), sys.argv[2])))
 
 def test_a_pod_whose_network_is_late_dials_the_session_again(tmp_path: Path) -> None:
     context, certificate = server_context(tmp_path, "127.0.0.1")
-    with socket.create_server(("127.0.0.2", 0)) as unused:
-        port = unused.getsockname()[1]
-    session = json.dumps({"host": "127.0.0.2", "port": port, "certificate": certificate})
-    command = [sys.executable, "-c", PROGRAM_OF_A_POD, session, str(tmp_path / "way")]
-    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as first:
-        try:
-            time.sleep(2)  # so that it has dialled once
-            with socket.create_server(("127.0.0.2", port)) as listener:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.2", 0))
+        port = listener.getsockname()[1]
+        session = json.dumps({"host": "127.0.0.2", "port": port, "certificate": certificate})
+        command = [sys.executable, "-c", PROGRAM_OF_A_POD, session, str(tmp_path / "way")]
+        with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as first:
+            try:
+                time.sleep(2)  # so that it has dialled once, and was refused
+                listener.listen()
                 listener.settimeout(30)
                 with context.wrap_socket(listener.accept()[0], server_side=True):
                     assert first.communicate(timeout=30)[0] == "{}\n"
-        finally:
-            first.kill()
+            finally:
+                first.kill()
 
 
 def read(connection: socket.socket, count: int) -> bytes:
