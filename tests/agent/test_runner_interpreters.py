@@ -17,10 +17,11 @@ import glob, json, os, socket, sys, time
 
 def shown():
     (path,) = glob.glob("stacks-*.sock")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as question:
-        question.sendto(b"?", path)
-    while not os.stat(path[:-5]).st_size:  # which makes no frame of its own
+    question = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    question.sendto(b"?", path)
+    while not os.stat(path[:-5]).st_size:  # nothing from the question on makes a frame of its own
         time.sleep(0.01)
+    question.close()
     with open(path[:-5]) as file:
         return file.read()
 
