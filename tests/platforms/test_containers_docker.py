@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import muster
 import pytest
 from muster.errors import MusterError, WorkerLost
-from muster.platforms.base import Platform
 
 from tests.platforms.containers_docker import Docker
 from tests.support import eventually
@@ -68,11 +66,9 @@ def test_a_daemon_that_is_stopped_takes_its_containers_along(docker: Docker) -> 
     started = "started\nstarted\n"
     eventually(lambda: running.logs("worker-0") + running.logs("worker-1") == started, "both have started", timeout=60)
     docker.stop()
-    stopped_at = time.monotonic()
     try:
         with pytest.raises(WorkerLost, match=r"worker-(\d was|0 and worker-1 were) (lost|taken away)") as raised:
             running.wait()
         assert "the platform cannot be asked: Docker does not answer at unix://" in str(raised.value)
-        assert time.monotonic() - stopped_at < Platform.lease_seconds, "its lease is not waited for"
     finally:
         docker.start()
