@@ -19,6 +19,7 @@ from muster.checkup.report import Finding, count_of
 from muster.errors import PlatformError, ResourceError
 from muster.job import Job
 from muster.platforms.surroundings import idle_minutes
+from muster.pools.listener import listening_socket
 from muster.records.folders import muster_home
 from muster.run.request import CheckedRun, describe_place
 from muster.text.arguments import Argument, ArgumentText
@@ -198,11 +199,8 @@ def check_address(checked: CheckedRun) -> Iterator[Finding]:
     """Check that the session can listen at the address where workers are to reach it."""
     host, port = checked.listen, checked.session_address[1]
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe_socket:
-            probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe_socket.bind(address)
-            probe_socket.listen()
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening_socket(address[:2], family, checked.is_coming).close()
     except OSError as error:
         text = f"the session cannot listen on {host}:{port}: {error.strerror or error}"
         yield Finding(

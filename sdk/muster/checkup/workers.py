@@ -21,7 +21,7 @@ from muster.checkup.session import LITTLE, needed_of_workers
 from muster.errors import ExtraMissing, MusterError
 from muster.job import Job, Limits, Member, Plan, Process
 from muster.run.cluster import Cluster
-from muster.run.request import CheckedRun, make_platform
+from muster.run.request import CheckedRun
 from muster.runtime.extras import extra
 from muster.security.ssh import CONNECT_SECONDS, IDENTITY, log_in
 from muster.strategies.base import Facts, Strategy
@@ -95,9 +95,8 @@ def probe_workers(checked: CheckedRun) -> list[Finding]:
     try:
         cluster = Cluster.of(
             replace(
-                checked,
+                checked.on_new_platform(),
                 strategy=strategy,
-                platform=make_platform(checked.request),
                 limits=Limits(start=seconds, queue=seconds),  # a check must not wait in a queue all night
             )
         )

@@ -195,17 +195,26 @@ class CheckedRun:
             JobError, PlatformError: as ``check``.
         """
         again = self.numbered(number, trained)
-        if number == 1 or not self.owns_platform:
-            return again
+        return again if number == 1 or not self.owns_platform else again.on_new_platform()
+
+    def on_new_platform(self) -> CheckedRun:
+        """Return the run on another platform object, whose workers may reach the session at another address.
+
+        It is the same object where the caller has given one.
+
+        Raises:
+            JobError, PlatformError: as ``check``.
+        """
         platform = make_platform(self.request)
         try:
             platform.check()
             address, reach = _reach(platform, plain_text("session_address", self.request.session_address))
         except BaseException:
-            platform.close()
+            if self.owns_platform:
+                platform.close()
             raise
         return replace(
-            again,
+            self,
             platform=platform,
             session_address=address,
             listen=reach.listen,
