@@ -570,14 +570,3 @@ def test_what_setuptools_brings_along_for_itself_is_not_installed(
     found = packages()
     assert found["in_site"] == "1.0"
     assert "in__vendor" not in found
-
-
-def test_the_doctor_finds_nothing_wrong_on_any_platform_whose_runs_work(
-    workers_elsewhere: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text("print('trained')\n")
-    options: dict[str, Any] = {"strategy": "processes", "memory": 0.5, "timeout_seconds": 120}
-    report = muster.doctor(2, worker_script="train.py", **options, **getattr(muster.run_cluster, "keywords", {}))
-    assert report.is_fine, str(report)
-    assert "2 workers came up" in str(report)
