@@ -104,3 +104,26 @@ def test_multi_worker_mirrored(train: Callable[..., muster.Cluster]) -> None:
         return float(strategy.run(rank))
 
     assert train(3, total, strategy="multi_worker").result.values == [6.0, 6.0, 6.0]
+
+
+def test_agents_start_the_ranks_where_a_firewall_keeps_the_launcher_from_port_2222(
+    train: Callable[..., muster.Cluster], hosts: Network
+) -> None:
+    def rank_and_host() -> tuple[int, str]:
+        import os
+
+        import horovod.tensorflow as hvd
+
+        hvd.init()
+        return hvd.rank(), os.uname().nodename
+
+    far = hosts.hosts["h2"]
+    deny = f"INPUT -s {hosts.hosts['h1'].address} -p tcp --dport 2222 -j REJECT --reject-with tcp-reset"
+    far.run(f"iptables -A {deny}")
+    try:
+        cluster = train(3, rank_and_host, strategy="horovod")
+    finally:
+        far.run(f"iptables -D {deny}")
+    assert [tuple(value) for value in cluster.result.values] == [(0, "h1"), (1, "h2"), (2, "h3")]
+    (note,) = [note for note in cluster.plan.notes if "agents" in note]
+    assert f"port 2222 of {far.address} cannot be reached from worker-0: connection refused" in note

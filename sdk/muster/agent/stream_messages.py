@@ -35,12 +35,13 @@ class Execute(NamedTuple):
     columns: int = 0
 
 
-@message("dial", FROM_SESSION, stream=stream, port=port)
+@message("dial", FROM_SESSION, stream=stream, port=port, host=optional(string))
 class Dial(NamedTuple):
-    """Order to connect to a port of the worker; answered by ``Opened`` or ``Closed``."""
+    """Order to connect to a port of the worker, or of ``host``; answered by ``Opened`` or ``Closed``."""
 
     stream: int
     port: int
+    host: "str | None" = None
 
 
 @message("opened", FROM_AGENT, stream=stream, source=optional(port))

@@ -64,12 +64,13 @@ class Streams:
             self._send(wire.Opened(order.stream))
 
     def dial(self, order: wire.Dial) -> None:
-        """Connect to a port of this worker: at its own address, or else at the loopback interface."""
+        """Connect to a port of the order's host, or of this worker: at its address or the loopback interface."""
         if not self._is_refused(order.stream):
             self._dialling.add(order.stream)
-            own = self._address()
-            own_family = socket.AF_INET6 if ":" in own else socket.AF_INET
-            addresses = [(own_family, own), (socket.AF_INET, LOOPBACK), (socket.AF_INET6, "::1")]
+            host = order.host or self._address()
+            addresses = [(socket.AF_INET6 if ":" in host else socket.AF_INET, host)]
+            if order.host is None:
+                addresses += [(socket.AF_INET, LOOPBACK), (socket.AF_INET6, "::1")]
             self._try(order, addresses, "")
 
     def data(self, data: wire.Data) -> None:
@@ -120,8 +121,8 @@ class Streams:
         """Connect to the first address that accepts the connection, without blocking."""
         if not addresses:
             self._dialling.discard(order.stream)
-            text = "nothing on this worker takes connections on port {}: {}".format(order.port, failure_before.lower())
-            self._send(wire.Closed(order.stream, text=text))
+            what = "" if order.host else "nothing on this worker takes connections on port {}: ".format(order.port)
+            self._send(wire.Closed(order.stream, text=what + failure_before.lower()))
             return
         family, host = addresses[0]
         try:

@@ -20,7 +20,7 @@ from muster.agent import wire
 from muster.errors import JobError, MusterError, RunStopped, StartTimeout
 from muster.failure import causes
 from muster.failure.causes import Failure, FailureKind
-from muster.job import SESSION, Plan, Process, Status
+from muster.job import Plan, Process, Status
 from muster.platforms.base import Storage
 from muster.pools.pool import AgentPool
 from muster.run.arrival import Arrival
@@ -223,13 +223,15 @@ class Orchestrator:
 
     async def _start(self) -> Milestones:
         self._enter("starting", self._starter)
-        if self._asks_who_is_reached():
-            self.state.members.update(await with_reachable_sshd(self.state.members))
-        self.state.is_planned = True
         members = [self.state.members[name] for name in self.state.specs if name in self.state.members]
         facts = self.facts
         if facts.launcher_at in self.state.left_out:
             facts = replace(facts, launcher_at=members[0].name)
+        if self._may_do_without_ssh():
+            reachable = await with_reachable_sshd(self.state.members, facts.launcher_at, self.streams)
+            self.state.members.update(reachable)
+            members = [reachable[member.name] for member in members]
+        self.state.is_planned = True
         self.plan = plan = await self._asked("made its plan", self.strategy.plan, self.job, members, facts)
         if not plan.starter:
             self.state.servers = frozenset(plan.processes) - frozenset(plan.completed_by)
@@ -276,11 +278,10 @@ class Orchestrator:
         self.pool.send(worker, wire.Watch(plan.servers[worker]))
         return True
 
-    def _asks_who_is_reached(self) -> bool:
-        """Return whether to try if the session reaches the workers' sshd: where that matters and is not certain."""
-        has_choice = self.strategy.uses_ssh and not self.strategy.needs_ssh
-        logs_in = has_choice and self.facts.launcher_at == SESSION and not self.facts.no_ssh
-        return logs_in and self.platform.storage is not Storage.ALL  # else all of them are on this machine
+    def _may_do_without_ssh(self) -> bool:
+        """Return whether the strategy can do without ssh if workers' sshd cannot be reached, which they may not be."""
+        has_choice = self.strategy.uses_ssh and not self.strategy.needs_ssh and not self.facts.no_ssh
+        return has_choice and self.platform.storage is not Storage.ALL  # else all of them are on this machine
 
     async def _ship(self, exchange: Exchange) -> None:
         """Send the workers all files that they need, and raise as ``_until`` does if the run fails meanwhile."""
