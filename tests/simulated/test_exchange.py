@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from muster.checks.project import Project
-from muster.errors import PlatformError
+from muster.errors import PlatformError, WorkerPreempted
 from muster.events import Event, Note
 from muster.job import Script
 from muster.platforms.base import Storage
@@ -124,6 +124,22 @@ def test_what_is_asked_for_is_collected_at_the_end(apart: Apart) -> None:
     collected = apart.made.run_dir / "collected"
     found = {path.relative_to(collected).as_posix(): path.read_text() for path in collected.rglob("*.*")}
     assert found == {f"{name}/src/out/score.txt": name for name in apart.places}
+
+
+def test_files_of_a_worker_that_counts_as_lost_are_not_waited_for(apart: Apart) -> None:
+    apart.platform.lease_seconds = 3600.0
+    began = apart.loop.time()
+
+    async def lose(orchestrator: Orchestrator) -> None:
+        apart.write("worker-0", "out/score.txt", "5")
+        apart.platform.errors["poll"] = PlatformError("The engine does not answer.")
+        apart.platform.player("worker-1").say("preempted")
+        await asyncio.sleep(1)
+        apart.platform.player("worker-1").cut()
+
+    assert isinstance(apart.play(lose), WorkerPreempted)
+    assert apart.loop.time() - began < 60
+    assert (apart.made.run_dir / "collected/worker-0/src/out/score.txt").read_text() == "5"
 
 
 def test_what_workers_have_printed_is_waited_for_as_long_as_it_comes(apart: Apart) -> None:

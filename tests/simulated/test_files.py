@@ -102,7 +102,7 @@ class Worker:
     def _cut(self) -> None:
         self._is_connected, self.cut_after = False, None
         loop = asyncio.get_running_loop()
-        loop.call_soon(self.transfers.on_lost, "worker-0")
+        loop.call_soon(self.transfers.on_cut, "worker-0")
         if self.comes_back:
             loop.call_later(0.005, self._reconnect)
 
@@ -455,14 +455,31 @@ def test_a_transfer_that_begins_while_the_worker_is_cut_waits_for_it(source: Pat
 
     async def main() -> None:
         transfers.on_connected("worker-0")
-        transfers.on_lost("worker-0")
+        transfers.on_cut("worker-0")
         put = asyncio.ensure_future(transfers.put("worker-0", "run", "file", source))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.05)
         assert not sent
         transfers.on_connected("worker-0")
         await eventually(lambda: len(sent) == 1)
         transfers.on_message("worker-0", wire.Have(sent[-1].transfer, LARGE))
         await asyncio.wait_for(put, 5)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("began", ["before", "while it was cut", "after"])
+def test_a_transfer_with_a_worker_whose_lease_ends_fails_at_once(source: Path, began: str) -> None:
+    transfers = Transfers(taken_by([]), lease_seconds=3600.0)
+
+    async def main() -> None:
+        steps = {"before": transfers.on_connected, "while it was cut": transfers.on_cut, "after": transfers.on_lost}
+        for moment, step in steps.items():
+            step("worker-0")
+            if moment == began:
+                put = asyncio.ensure_future(transfers.put("worker-0", "run", "file", source))
+                await asyncio.sleep(0.05)
+        with pytest.raises(TransferFailed, match="has not come back"):
+            await asyncio.wait_for(put, 5)
 
     asyncio.run(main())
 

@@ -82,7 +82,7 @@ class Exchange:
 
         self._session.on_message = on_message
         self._session.on_lost = _both(self._transfers.on_lost, self._session.on_lost)
-        self._session.on_cut = _both(self._transfers.on_lost, self._session.on_cut)
+        self._session.on_cut = _both(self._transfers.on_cut, self._session.on_cut)
         self._session.on_back = _both(self._transfers.on_connected, self._session.on_back)
 
     def logging(self, emit: Callable[[Event], None]) -> Callable[[Event], None]:

@@ -94,6 +94,7 @@ class Transfers:
         self._numbers = itertools.count(1)
         self._inboxes: dict[tuple[str, int], asyncio.Queue[Any]] = {}
         self._connected: dict[str, asyncio.Event] = {}
+        self._gone: set[str] = set()
         self._turns: dict[str, asyncio.Semaphore] = {}
         self._getting: weakref.WeakValueDictionary[tuple[str, str], asyncio.Lock] = weakref.WeakValueDictionary()
 
@@ -108,12 +109,19 @@ class Transfers:
 
     def on_connected(self, worker: str) -> None:
         """Handle a worker's connection, perhaps a new one: the end of the one before may not have been noticed."""
+        self._gone.discard(worker)
         self._link(worker).set()
         self._tear(worker)
 
-    def on_lost(self, worker: str) -> None:
-        """Handle the end of a worker's connection."""
+    def on_cut(self, worker: str) -> None:
+        """Handle the end of a worker's connection, which may come back."""
         self._link(worker).clear()
+        self._tear(worker)
+
+    def on_lost(self, worker: str) -> None:
+        """Handle the end of a worker's connection and lease: whatever waits for it fails."""
+        self._gone.add(worker)
+        self._link(worker).set()
         self._tear(worker)
 
     def _tear(self, worker: str) -> None:
@@ -346,15 +354,15 @@ class Transfers:
                     del self._inboxes[worker, number]
 
     async def _await_connection(self, worker: str) -> None:
-        if self._link(worker).is_set():
-            return
-        try:
-            await _within(self._link(worker).wait(), self._lease_seconds)
-        except TimeoutError:
+        link = self._link(worker)
+        if not link.is_set() and worker not in self._gone:
+            with contextlib.suppress(TimeoutError):
+                await _within(link.wait(), self._lease_seconds)
+        if not link.is_set() or worker in self._gone:
             raise TransferFailed(
                 f"The connection of {worker} ended while files went over it, or before, and has not come back.",
                 worker=worker,
-            ) from None
+            )
 
     async def next_message(self, worker: str, inbox: asyncio.Queue[Any], kind: type) -> Any:
         """Return the next message of a transfer, which must be of this kind. Raises TransferFailed otherwise."""

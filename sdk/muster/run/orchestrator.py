@@ -186,13 +186,17 @@ class Orchestrator:
         ):
             return []
         # Workers whose agents have ended their ranks are fit: agents do so when horovodrun has lost another worker.
-        lost = {failure.worker for failure in self.state.failures if failure.kind in causes.OF_WORKER}
-        lost |= self.state.preempted
+        unfit = self._lost | self.state.preempted
         return [
             name
             for name in self.state.members
-            if name in self.pool.connected and name not in lost and not self.state.has_running([name])
+            if name in self.pool.connected and name not in unfit and not self.state.has_running([name])
         ]
+
+    @property
+    def _lost(self) -> set[str | None]:
+        """Names of the workers that count as lost."""
+        return {failure.worker for failure in self.state.failures if failure.kind in causes.OF_WORKER}
 
     async def _launch(self) -> None:
         self._enter("launching")
@@ -361,7 +365,8 @@ class Orchestrator:
     async def collect(self) -> None:
         """Get the files that workers have written so far, if they share none with the session. Raises PlatformError."""
         if self.exchange is not None:
-            gone = [name for name, worker in self.state.workers.items() if worker.status.is_final]
+            lost = self._lost
+            gone = [name for name, worker in self.state.workers.items() if worker.status.is_final or name in lost]
             await self.exchange.collect(gone)
 
     async def get(self, worker: str, path: str, target: Path) -> Path:
