@@ -175,13 +175,13 @@ def test_observers_may_stop_it_and_not_wait(platform: ScriptedPlatform) -> None:
 def test_an_observer_that_blocks_holds_up_neither_the_engine_nor_the_end(
     platform: ScriptedPlatform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(execution, "OBSERVERS_SECONDS", 0.1)
+    monkeypatch.setattr(execution, "OBSERVERS_SECONDS", 0.02)
     goes_on, told = threading.Event(), []
 
     def blocks(event: Event) -> None:
         goes_on.wait(60)
 
-    request = RunRequest(train, n_workers=2, strategy="processes", platform=platform, run_timeout=0.1)
+    request = RunRequest(train, n_workers=2, strategy="processes", platform=platform, run_timeout=0.05)
     began = time.monotonic()
     with pytest.raises(RunTimeout):
         Cluster.of(request, [blocks, lambda event: told.append(event.kind)]).start().wait()
@@ -197,7 +197,7 @@ def test_events_and_record_agree_on_how_long_a_run_took(
     write = folders.write_json_durably
 
     def slowly(*args: Any) -> None:
-        time.sleep(0.2)  # as on a disk that is busy
+        time.sleep(0.05)  # as on a disk that is busy
         write(*args)
 
     monkeypatch.setattr(folders, "write_json_durably", slowly)

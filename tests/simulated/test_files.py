@@ -545,7 +545,7 @@ def test_a_worker_that_is_cut_is_waited_for_and_one_that_is_gone_is_named(
 
     async def collect() -> None:
         connections.on_cut("worker-0")
-        asyncio.get_running_loop().call_later(0.2, connections.on_back, "worker-0")
+        asyncio.get_running_loop().call_later(0.02, connections.on_back, "worker-0")
         await exchange.collect()
 
     with pytest.raises(PlatformError, match="worker-0"):

@@ -163,7 +163,7 @@ def test_whoever_has_not_identified_itself_is_read_seldom_and_all_of_it_once_it_
         for _ in range(400):
             writer.write(b"x")  # each is a record of its own
         await until(ends.transport.is_resting)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.05)
         seconds = asyncio.get_running_loop().time() - began
         assert len(ends.took.data) <= tls.FREE_READS + seconds / tls.REST_SECONDS + 1
         ends.transport.trust()
