@@ -108,9 +108,9 @@ def share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(LocalPlatform, name, getattr(Isolated, name))
 
 
-def elsewhere(name: str, fixture: str) -> Any:
+def elsewhere(name: str, fixture: str, words: str = "") -> Any:
     """Return the parameter of a place that needs an engine: a platform's name, and the fixture that provides it."""
-    return pytest.param((name, fixture), id=f"on {name}", marks=[pytest.mark.elsewhere, pytest.mark.slow])
+    return pytest.param((name, fixture), id=f"on {name}{words}", marks=[pytest.mark.elsewhere, pytest.mark.slow])
 
 
 ELSEWHERE = [
@@ -118,6 +118,12 @@ ELSEWHERE = [
     elsewhere("containers", "engine"),
     elsewhere("slurm", "slurm"),
     elsewhere("kubernetes", "space"),
+]
+# Places whose workers share nothing with the session, for tests of what all others share.
+SHARING_NOTHING = [
+    elsewhere("hosts", "hosts"),
+    elsewhere("containers", "engine"),
+    elsewhere("containers", "docker", " of Docker"),
 ]
 
 
