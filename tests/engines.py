@@ -152,6 +152,8 @@ def _on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     platform, fixture = request.param
     provided = request.getfixturevalue(fixture)
     monkeypatch.chdir(request.getfixturevalue("tmp_path"))  # which is the project that is sent
+    if isinstance(provided, Network):
+        monkeypatch.setenv("MUSTER_HOSTS", f"{HOSTS[0]}:1,{HOSTS[1]}:3")  # so that two workers are on two hosts
     if isinstance(provided, Space):
         options = {"platform": platform, "python": provided.python, "cpu": 0.5, **provided.options}
         monkeypatch.setattr(muster, "run_cluster", partial(muster.run_cluster, **options))
