@@ -108,9 +108,9 @@ def share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(LocalPlatform, name, getattr(Isolated, name))
 
 
-def elsewhere(name: str, fixture: str) -> Any:
+def elsewhere(name: str, fixture: str, words: str = "") -> Any:
     """Return the parameter of a place that needs an engine: a platform's name, and the fixture that provides it."""
-    return pytest.param((name, fixture), id=f"on {name}", marks=[pytest.mark.elsewhere, pytest.mark.slow])
+    return pytest.param((name, fixture), id=f"on {name}{words}", marks=[pytest.mark.elsewhere, pytest.mark.slow])
 
 
 ELSEWHERE = [
@@ -118,6 +118,12 @@ ELSEWHERE = [
     elsewhere("containers", "engine"),
     elsewhere("slurm", "slurm"),
     elsewhere("kubernetes", "space"),
+]
+# Places whose workers share nothing with the session, for tests of what all others share.
+SHARING_NOTHING = [
+    elsewhere("hosts", "hosts"),
+    elsewhere("containers", "engine"),
+    elsewhere("containers", "docker", " of Docker"),
 ]
 
 
@@ -146,6 +152,8 @@ def _on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     platform, fixture = request.param
     provided = request.getfixturevalue(fixture)
     monkeypatch.chdir(request.getfixturevalue("tmp_path"))  # which is the project that is sent
+    if isinstance(provided, Network):
+        monkeypatch.setenv("MUSTER_HOSTS", f"{HOSTS[0]}:1,{HOSTS[1]}:3")  # so that two workers are on two hosts
     if isinstance(provided, Space):
         options = {"platform": platform, "python": provided.python, "cpu": 0.5, **provided.options}
         monkeypatch.setattr(muster, "run_cluster", partial(muster.run_cluster, **options))

@@ -7,8 +7,11 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
+import muster
 import pytest
-from muster.strategies.mpi import MPI
+from muster.strategies.mpi import MAY_HANG, MPI
+
+from tests.support import eventually
 
 FLAVOURS = {"Open MPI": "openmpi", "MPICH": "mpich"}
 
@@ -23,6 +26,23 @@ class Installed(NamedTuple):
     def strategy(self, **options: object) -> MPI:
         """Return the strategy for this MPI."""
         return MPI(mpiexec=self.mpiexec, **options)  # type: ignore[arg-type]
+
+
+def adds_up(running: muster.Cluster, workers: int) -> None:
+    """See that each rank of the program, of which each worker has one, adds up all of them; then end the run."""
+    total = sum(range(1, workers + 1))
+    expected = [f"rank {rank} of {workers}: {total}" for rank in range(workers)]
+
+    def printed() -> list[str]:
+        return [(running.logs(f"worker-{rank}").splitlines() or [""])[0] for rank in range(workers)]
+
+    try:
+        eventually(lambda: printed() == expected or not running.is_running, "all ranks have printed", timeout=120)
+        if MAY_HANG not in running.plan.notes:
+            assert running.wait(60).exit_codes == {f"rank {rank}": 0 for rank in range(workers)}
+        assert printed() == expected, running.explain()
+    finally:
+        running.stop()
 
 
 @pytest.fixture

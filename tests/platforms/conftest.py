@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.mpi.conftest import installed, mpi
 from tests.platforms.container_engine import ContainerEngine
+
+__all__ = ["installed", "mpi"]
 
 
 @pytest.fixture(params=["engine", "docker"])

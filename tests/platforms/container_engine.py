@@ -68,6 +68,22 @@ class ContainerEngine(ABC):
             self._import(archive, name)
         return name
 
+    def add_layer(self, base: str, name: str, content: bytes, target: str, *changes: str) -> None:
+        """Make an image that is another one with a file more, in a layer of its own.
+
+        Args:
+            base: the other image.
+            name: name of the file, which is in the root folder.
+            content: content of the file.
+            target: the image's name.
+            changes: instructions of a Dockerfile that the image is to have as well.
+        """
+        (self.folder / name).write_bytes(content)
+        container = self.run("create", base, "sh").strip()
+        self.run("cp", str(self.folder / name), f"{container}:/{name}")
+        self.run("commit", *(f"--change={change}" for change in changes), container, target)
+        self.run("rm", container)
+
     def add_empty(self) -> str:
         """Make an image with an empty folder, and return its name."""
         folder = tarfile.TarInfo("tmp")

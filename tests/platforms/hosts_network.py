@@ -1,7 +1,8 @@
 """A network of hosts to log in to, which share this kernel and the system's files, but no more.
 
-Each host has a network namespace with an address of its own, reached over a bridge; process ids and a host name of its
-own; and a view of the files in which folders that users write to are empty. Its sshd is a real one, on port 22.
+Each host has a network namespace with an address of its own, reached over a bridge; process ids, shared memory and a
+host name of its own; and a view of the files in which folders that users write to are empty. Its sshd is a real one, on
+port 22.
 """
 
 from __future__ import annotations
@@ -196,10 +197,10 @@ class Host:
         """Start the host, with no files but the system's; ``wait`` waits until its sshd listens."""
         self.log = self._etc / "sshd.log"
         script = setup_script(self.name, self._etc)
-        unshare = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script]
+        own = ["--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                ["ip", "netns", "exec", self.namespace, *unshare],
+                ["ip", "netns", "exec", self.namespace, "unshare", *own, "sh", "-c", script],
                 stdin=subprocess.DEVNULL,
                 stderr=log,
                 env={"PATH": os.defpath + ":/usr/sbin:/sbin"},

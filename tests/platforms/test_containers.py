@@ -199,6 +199,32 @@ def test_nothing_is_left_when_the_notebook_is_killed(either_engine: ContainerEng
     eventually(lambda: either_engine.left_behind() == [], "nothing is left", timeout=60)
 
 
+def test_stopped_containers_and_volumes_go_when_the_notebook_is_killed(
+    either_engine: ContainerEngine, project: Path
+) -> None:
+    (project / "train.py").write_text("open('/data/made', 'w').close()\n" + ENDLESS)
+    image = "localhost/muster-tests-volume"
+    either_engine.add_layer(either_engine.add_python(), "layer", b"", image, "VOLUME /data")
+    program = (
+        "import muster; muster.run_cluster(2, strategy='processes', worker_script='train.py', platform='containers',"
+        f" memory=0.5, timeout_seconds=120, image='{image}')"
+    )
+    notebook = subprocess.Popen([sys.executable, "-c", program], env=environment(), stderr=subprocess.DEVNULL)
+    try:
+        eventually(lambda: [run.logs().count("started") for run in muster.list_runs()] == [2], "both run", timeout=60)
+        notebook.send_signal(signal.SIGSTOP)  # so that it does not see the end of the one, and removes nothing
+        stopped, running = sorted(either_engine.containers(), reverse=True)
+        either_engine.run("kill", stopped)
+        eventually(lambda: either_engine.containers() == [running], "one has stopped")
+        left = [line.partition(" ")[0] for line in either_engine.left_behind()]
+        assert (left.count("container"), left.count("volume")) == (2, 2)
+    finally:
+        notebook.kill()
+        notebook.wait()
+    eventually(lambda: either_engine.left_behind() == [], "nothing is left", timeout=60)
+    either_engine.run("rmi", image)
+
+
 def test_a_script_that_ends_without_waiting_stops_its_run(either_engine: ContainerEngine, project: Path) -> None:
     (project / "train.py").write_text(ENDLESS)
     program = (

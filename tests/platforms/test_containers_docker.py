@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from muster.errors import MusterError, WorkerLost
 
 from tests.platforms.containers_docker import Docker
+from tests.pools.test_cut_links import Proxy
 from tests.support import eventually
 
 ENDLESS = "import time\nprint('started', flush=True)\ntime.sleep(600)\n"
@@ -36,7 +39,7 @@ def run(script: str, n: int = 2, **options: Any) -> muster.Cluster:
     return cluster
 
 
-def test_an_image_is_pulled_and_how_far_that_is_is_told(docker: Docker, registry: str) -> None:
+def test_an_image_is_pulled_and_that_is_told(docker: Docker, registry: str) -> None:
     image = f"{registry}/team/python:1"
     docker.add_python(image)
     docker.run("push", image)
@@ -46,6 +49,33 @@ def test_an_image_is_pulled_and_how_far_that_is_is_told(docker: Docker, registry
     assert found.logs("worker-1") == "/usr/bin/python3\n"
     told = [str(event) for event in events if "pulling the image" in str(event)]
     assert told, "nothing was told of the pull"
+    docker.run("rmi", image)
+
+
+def test_how_far_a_pull_is_comes_in_percent(docker: Docker, registry: str) -> None:
+    """The network is slow until that is seen; the small layer comes first, and is not taken for the whole image."""
+    host, _, port = registry.partition(":")
+    slow = Proxy(host, int(port), pause=0.02)
+    pushed, image = f"{registry}/team/layers", f"127.0.0.1:{slow.port}/team/layers:2"
+    docker.add_layer(docker.add_empty(), "large", os.urandom(12_000_000), f"{pushed}:1")
+    docker.add_layer(f"{pushed}:1", "small", b"soon there", f"{pushed}:2")
+    docker.run("push", f"{pushed}:2")
+    docker.run("rmi", f"{pushed}:2", f"{pushed}:1")
+    percents: list[int] = []
+
+    def observe(event: Any) -> None:
+        found = re.search(rf"pulling the image {image}: (\d+) % of 12\.\d MB", str(event))
+        percents.extend(int(percent) for percent in (found.groups() if found else ()))
+        if percents and percents[-1] > 0:
+            slow.pause = 0.0
+
+    try:
+        with pytest.raises(MusterError, match="There is no python3 in the image|does not have the program"):
+            run("print('never')\n", 1, image=image, observers=[observe])
+    finally:
+        slow.close()
+    assert percents == sorted(percents)
+    assert [percent for percent in percents if 0 < percent < 100], percents
     docker.run("rmi", image)
 
 

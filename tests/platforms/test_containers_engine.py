@@ -20,7 +20,7 @@ from muster.errors import PlatformUnsupported
 from muster.job import Status, Worker
 from muster.platforms.containers import states, worker
 from muster.platforms.containers.engine import candidates, connect
-from muster.platforms.containers.images import outermost, own_folders, tiny_archive
+from muster.platforms.containers.images import outermost, own_folders, pull, tiny_archive
 from muster.platforms.containers.network import free_subnet
 from muster.platforms.containers.refusals import REFUSALS
 from muster.platforms.containers.worker import (
@@ -108,6 +108,43 @@ def test_an_engine_that_does_not_run(tmp_path: Path) -> None:
 )
 def test_what_engines_say_and_mean(said: str, meaning: str) -> None:
     assert meaning in in_words("x could not be", said, find_refusal(REFUSALS, said), "Docker")
+
+
+def told_of_a_pull(*news: tuple[str, str, int, int]) -> list[str]:
+    """What is told of a pull of which the engine says this: layer, status, bytes so far, and bytes in all."""
+    said = [
+        {"id": layer, "status": status, "progressDetail": {"current": now, "total": size} if size else {}}
+        for layer, status, now, size in news
+    ]
+    engine: Any = SimpleNamespace(client=SimpleNamespace(pull=lambda *_, **__: iter(said)), url="", product="Docker")
+    told: list[str] = []
+    pull(engine, "mine:1", told.append)
+    assert told[0] == "pulling the image mine:1"
+    return [line.removeprefix("pulling the image mine:1: ") for line in told[1:]]
+
+
+def test_a_pull_is_told_in_steps_of_ten_percent() -> None:
+    half = [("a", "Downloading", 4 * 10**7 * part, 2 * 10**9) for part in range(26)]
+    told = told_of_a_pull(("a", "Pulling fs layer", 0, 0), *half, ("a", "Download complete", 0, 0))
+    assert told == [f"{percent} % of 2.0 GB" for percent in (0, 10, 20, 30, 40, 50, 100)]
+
+
+def test_a_small_layer_that_comes_first_is_not_told_as_the_whole_image() -> None:
+    """Nothing more would be told of the large one, which has yet to begin."""
+    begun = [(layer, "Pulling fs layer", 0, 0) for layer in "ab"]
+    small = [("a", "Downloading", 500, 500), ("a", "Download complete", 0, 0)]
+    large = [("b", "Downloading", 10**8 * part, 4 * 10**8) for part in range(4)]
+    told = told_of_a_pull(*begun, *small, *large, ("b", "Download complete", 0, 0))
+    assert told == [f"{percent} % of 0.4 GB" for percent in (0, 20, 50, 70, 100)]
+
+
+def test_a_layer_that_begins_later_makes_less_of_the_image_be_there() -> None:
+    told = told_of_a_pull(
+        *((layer, "Pulling fs layer", 0, 0) for layer in "ab"), ("c", "Already exists", 0, 0),
+        ("a", "Downloading", 8 * 10**6, 10**7), ("a", "Download complete", 0, 0),
+        ("b", "Downloading", 10**7, 8 * 10**7), ("b", "Downloading", 4 * 10**7, 8 * 10**7),
+    )  # fmt: skip
+    assert told == ["80 % of 10.0 MB", "20 % of 90.0 MB", "50 % of 90.0 MB"]
 
 
 def test_a_subnet_that_nobody_has() -> None:

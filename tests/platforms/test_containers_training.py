@@ -14,6 +14,7 @@ from typing import Any
 import muster
 import pytest
 
+from tests.mpi.conftest import Installed, adds_up
 from tests.platforms.containers_podman import why_not
 from tests.support import environment
 
@@ -40,7 +41,7 @@ def train(
 
 @pytest.mark.parametrize(
     ("train", "workers", "launcher"),
-    [("engine", 3, "horovodrun"), ("engine", 2, "agents"), ("docker", 2, "horovodrun")],
+    [("engine", 3, "horovodrun"), ("engine", 2, "agents"), ("docker", 2, "horovodrun"), ("docker", 2, "agents")],
     indirect=["train"],
 )
 def test_horovod(train: Callable[..., muster.Cluster], workers: int, launcher: str) -> None:
@@ -85,7 +86,7 @@ def test_parameter_servers(train: Callable[..., muster.Cluster], tmp_path: Path)
     assert ends == ["both have added in worker-0", "both have added in worker-1"]
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("train", ["engine", "docker"], indirect=True)
 def test_multi_worker_mirrored(train: Callable[..., muster.Cluster]) -> None:
     def total() -> float:
         import tensorflow as tf
@@ -101,17 +102,12 @@ def test_multi_worker_mirrored(train: Callable[..., muster.Cluster]) -> None:
     assert train(2, total, strategy="multi_worker").result.values == [3.0, 3.0]
 
 
-@pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
-def test_mpi(train: Callable[..., muster.Cluster], tmp_path: Path, flavour: str) -> None:
-    mpiexec = shutil.which(f"mpiexec.{flavour}")
-    if not mpiexec:
-        pytest.skip(f"mpiexec.{flavour} is not installed here")
-    variable = "OMPI_COMM_WORLD_RANK" if flavour == "openmpi" else "PMI_RANK"
-    (tmp_path / "train.py").write_text(f"import os\nprint(os.environ[{variable!r}], os.uname().nodename)\n")
-    found = train(3, "train.py", strategy="mpi", mpiexec=mpiexec)
-    assert [found.logs(f"worker-{index}") for index in range(3)] == [f"{index} worker-{index}\n" for index in range(3)]
+@pytest.mark.parametrize(("train", "workers"), [("engine", 3), ("docker", 2)], indirect=["train"])
+def test_mpi(train: Callable[..., muster.Cluster], workers: int, mpi: Installed) -> None:
+    adds_up(train(workers, mpi.program, strategy=mpi.strategy(), wait=False), workers)
 
 
+@pytest.mark.parametrize("train", ["engine", "docker"], indirect=True)
 def test_processes(train: Callable[..., muster.Cluster]) -> None:
     def where() -> str:
         import os
@@ -124,6 +120,7 @@ def test_processes(train: Callable[..., muster.Cluster]) -> None:
 ELSEWHERE = """
 import sys
 import muster
+from tests.mpi.conftest import Installed, adds_up
 from tests.platforms.containers_podman import Podman
 
 podman = Podman()

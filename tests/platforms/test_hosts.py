@@ -296,18 +296,42 @@ def test_two_platforms_do_not_take_the_same_gpu(hosts: Network, run: Run) -> Non
 # -- what is kept -----------------------------------------------------------------------------------------------------
 
 
-def test_clean_removes_the_caches_of_hosts(hosts: Network, start: Start) -> None:
-    start(0, wait=True)
+def paths(host: Host) -> set[str]:
+    """Everything in the folders that users of a host write to, however deep."""
+    own = 'awk \'$1 == "none" && $3 == "tmpfs" {print $2}\' /proc/mounts'
+    return set(host.run(f"find $({own}) -xdev -mindepth 1").splitlines())
+
+
+def test_a_run_without_a_cache_leaves_no_path_on_a_host_and_clean_removes_that_of_others(
+    hosts: Network, start: Start
+) -> None:
     used = [hosts.hosts[name] for name in ("h1", "h2")]
-    assert all(host.run("ls /root/.cache/muster/projects") for host in used)
-    cleaning = HostsPlatform(hosts=tuple(HOSTS))
-    try:
-        removed, left = cleaning.clean()
-        assert not any(cleaning.clean())
-    finally:
-        cleaning.close()
-    assert ([words.partition(":")[0] for words in removed], left) == (["h1", "h2"], [])
-    assert not any(host.run("ls -A /root/.cache/muster") for host in used)
+    for host in used:
+        host.run("rm -rf /root/.cache")
+    before = [paths(host) for host in used]
+    start(0, wait=True, cache=False)
+    eventually(lambda: [paths(host) for host in used] == before, "no path is there that was not there before")
+    cluster = start(0, wait=True)
+    for host, others in zip(used, before, strict=True):
+        kept = eventually(lambda: of_cache(paths(host) - others), "nothing but the cache is there")  # noqa: B023
+        contents = {host.run(f"cat {path}") for path in kept if host.run(f"test -f {path} && echo file", check=False)}
+        assert {TRAIN, "of the project"} <= contents
+        assert host.run("stat -c %a /root/.cache/muster/projects") == "700\n"
+    assert "The workers keep the project's files in /root/.cache/muster/projects" in cluster.explain()
+    clean = [sys.executable, "-m", "muster", "clean", "-p", "hosts", "--hosts", ",".join(HOSTS)]
+    said = subprocess.run(clean, env=environment(), check=True, capture_output=True, text=True).stdout
+    assert all(host.name in said for host in used)
+    again = subprocess.run(clean, env=environment(), check=True, capture_output=True, text=True).stdout
+    assert not any(host.name in again for host in used)
+    for host, others in zip(used, before, strict=True):
+        eventually(lambda: paths(host) <= others | {"/root/.cache"}, "nothing is left of it")  # noqa: B023
+
+
+def of_cache(found: set[str]) -> set[str]:
+    """The paths, if all of them are of a cache of projects; else none."""
+    parents = {"/root/.cache", "/root/.cache/muster", "/root/.cache/muster/projects"}
+    is_cache = all(path in parents or path.startswith("/root/.cache/muster/projects/") for path in found)
+    return found if is_cache else set()
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Every strategy that needs TensorFlow or Horovod, on three hosts that share nothing but the network between them."""
+"""Every strategy, on three hosts that share nothing but the network between them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import muster
 import pytest
 
+from tests.mpi.conftest import Installed, adds_up
 from tests.notebooks.test_notebooks import NOTEBOOKS, Executed
 from tests.platforms.hosts_network import Network
 from tests.support import QUICK_KERAS
@@ -127,3 +128,30 @@ def test_agents_start_the_ranks_where_a_firewall_keeps_the_launcher_from_port_22
     assert [tuple(value) for value in cluster.result.values] == [(0, "h1"), (1, "h2"), (2, "h3")]
     (note,) = [note for note in cluster.plan.notes if "agents" in note]
     assert f"port 2222 of {far.address} cannot be reached from worker-0: connection refused" in note
+
+
+def test_mpi(train: Callable[..., muster.Cluster], mpi: Installed) -> None:
+    adds_up(train(3, mpi.program, strategy=mpi.strategy(), wait=False), 3)
+
+
+def test_processes_meet(train: Callable[..., muster.Cluster]) -> None:
+    def meet() -> tuple[str, list[str]]:
+        import os
+        import socket
+        import time
+
+        own, place = os.uname().nodename, (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        if os.environ["RANK"] == "0":
+            with socket.create_server(place) as server:
+                peers = [server.accept()[0] for _ in range(int(os.environ["WORLD_SIZE"]) - 1)]
+                return own, sorted(peer.makefile().readline() for peer in peers)
+        while True:
+            try:
+                with socket.create_connection(place) as peer:
+                    peer.sendall(own.encode())
+                return own, []
+            except ConnectionRefusedError:  # rank 0 does not listen yet
+                time.sleep(0.05)
+
+    values = train(3, meet, strategy="processes").result.values
+    assert [tuple(value) for value in values] == [("h1", ["h2", "h3"]), ("h2", []), ("h3", [])]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pty
 import re
-import select
 import signal
 import socket
 import subprocess
@@ -28,6 +26,7 @@ from muster.records import control, lookup
 from muster.records.control import open_stream
 
 from tests.plain import Plain
+from tests.platforms.in_a_terminal import use_a_shell
 from tests.platforms.isolated import isolated
 from tests.support import environment, eventually, free_port, is_gone
 
@@ -163,29 +162,8 @@ def test_an_interrupt_ends_the_command() -> None:
     eventually(lambda: not marked(), "nothing is left")
 
 
-def test_a_shell_in_a_terminal(cluster: muster.Cluster) -> None:
-    pid, terminal = pty.fork()
-    if not pid:
-        os.execve(sys.executable, [*MUSTER, "exec", "last", "worker-0"], environment(TERM="xterm", SHELL="/bin/sh"))
-    said = b""
-
-    def read_until(pattern: bytes) -> None:
-        nonlocal said
-        deadline = time.monotonic() + 20
-        while not re.search(pattern, said):
-            assert time.monotonic() < deadline, said
-            if select.select([terminal], [], [], 0.1)[0]:
-                said += os.read(terminal, 4096)
-
-    os.write(terminal, b"tty; stty size; echo $((20 + 3))\n")
-    read_until(rb"/dev/pts/\d+\r\n\d+ \d+\r\n23\r\n")
-    os.write(terminal, b"sleep 64\n")
-    time.sleep(0.3)
-    os.write(terminal, b"\x03echo after$((1 + 1))\n")  # Ctrl-C is for what runs in the shell
-    read_until(rb"after2\r\n")
-    os.write(terminal, b"exit 5\n")
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
-    os.close(terminal)
+def test_a_shell_in_a_terminal() -> None:
+    assert use_a_shell("last", "worker-0") == 5
     eventually(lambda: not marked(), "nothing is left")
 
 

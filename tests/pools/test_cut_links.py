@@ -29,9 +29,16 @@ LINES = 3000
 
 
 class Proxy:
-    """A link between agents and their session that can be cut: its ends learn of it at once, or never."""
+    """A link between agents and their session that can be cut: its ends learn of it at once, or never.
 
-    def __init__(self, host: str, port: int) -> None:
+    Args:
+        host: address of the session, or of another server.
+        port: its port.
+        pause: seconds that each connection waits after each piece of 16 KiB, as on a slow network.
+    """
+
+    def __init__(self, host: str, port: int, pause: float = 0.0) -> None:
+        self.pause = pause
         self._target = (host, port)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -100,6 +107,7 @@ class Proxy:
                         return
                     self.carried += len(data)
                     (far if source is near else near).sendall(data)
+                    time.sleep(self.pause)
         self._end(near, far)
 
     def _end(self, *ends: socket.socket) -> None:

@@ -54,6 +54,8 @@ class Streams:
         """Run a command, or a shell if the command is empty. ``env`` is its whole environment."""
         if self._is_refused(order.stream):
             return
+        if not order.argv:  # a shell's history would be a file in the user's home that stays there
+            env = dict({"HISTFILE": ""}, **env)
         argv = list(order.argv) or [_shell(env)]
         try:
             self._streams[order.stream] = CommandStream(self, order, argv, env, cwd)

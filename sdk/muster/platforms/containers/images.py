@@ -102,21 +102,29 @@ def pull(engine: Engine, name: str, tell: Callable[[str], object]) -> None:
 
     repository, tag = parse_repository_tag(name)
     layers: dict[str, tuple[int, int]] = {}
-    told = -STEP
+    to_come: set[str] = set()  # layers whose size is not known yet, as few are pulled at once
+    told = -1
     error = ""
     tell(f"pulling the image {name}")
     with asking(engine, f"The image {name} could not be pulled"):
         for news in engine.client.pull(repository, tag or "latest", stream=True, decode=True):
             error = news.get("error") or error  # reading goes on to the end, so that the connection is released
-            detail = news.get("progressDetail") or {}
-            if news.get("status") == "Downloading" and detail.get("total"):
-                layers[news.get("id", "")] = int(detail.get("current") or 0), int(detail["total"])
-            elif news.get("status") == "Download complete" and news.get("id") in layers:
-                layers[news["id"]] = (layers[news["id"]][1],) * 2
+            layer, status, detail = news.get("id", ""), news.get("status"), news.get("progressDetail") or {}
+            if status == "Pulling fs layer":
+                to_come.add(layer)
+            elif status == "Downloading" and detail.get("total"):
+                layers[layer] = int(detail.get("current") or 0), int(detail["total"])
+                to_come.discard(layer)
+            elif status == "Download complete":
+                if layer in layers:
+                    layers[layer] = (layers[layer][1],) * 2
+                to_come.discard(layer)
             done, total = (sum(amounts) for amounts in zip(*layers.values(), strict=True)) if layers else (0, 0)
-            if total and 100 * done / total >= told + STEP:
-                told = int(100 * done / total) // STEP * STEP
-                tell(f"pulling the image {name}: {told} % of {total / 1e9:.1f} GB")
+            percent = 100 * done // total // STEP * STEP if total else told
+            if percent != told and not (percent == 100 and to_come):
+                told = percent
+                size = f"{total / 1e6:.1f} MB" if total < 1e8 else f"{total / 1e9:.1f} GB"
+                tell(f"pulling the image {name}: {told} % of {size}")
         if error:
             raise APIError(error, explanation=error)
 

@@ -33,7 +33,11 @@ from muster.text.arguments import Argument, ArgumentText
 
 HANDLE = re.compile(rf"(?P<name>[^@]+)@(?P<host>{NAME}):(?P<pid>\d+)\.(?P<start>\d+)")
 CACHE = "~/.cache/muster/projects"  # on each host
-REMOVE_CACHE = f"if cd {CACHE} 2>/dev/null; then du -sk . && cd / && rm -rf {CACHE}; fi 2>&1"
+AROUND_CACHE = CACHE.rpartition("/")[0]  # removed as well, unless something else is in it
+REMOVE_CACHE = (
+    f"if cd {CACHE} 2>/dev/null; then du -sk . && cd / && rm -rf {CACHE} && "
+    f"{{ rmdir {AROUND_CACHE} 2>/dev/null || :; }}; fi 2>&1"
+)
 POLL_SECONDS = 0.7  # time that a poll waits for a host's answer
 END_SECONDS = 5.0  # how long workers may take to end once they have been stopped
 END_POLL = 0.05
