@@ -184,13 +184,14 @@ def check_resources(checked: CheckedRun) -> Iterator[Finding]:
 
 
 def check_platform(checked: CheckedRun) -> Iterator[Finding]:
-    """Report where workers will run and at which address they reach the session; check the user's rights there."""
+    """Report where workers will run, how they reach the session, and its limits; check the user's rights there."""
     yield Finding("ok", "platform", describe_place(checked))
     try:
-        missing = checked.platform.missing_rights()
+        missing, limits = checked.platform.missing_rights(), checked.platform.limits()
     except PlatformError as error:
         yield Finding.of_error("rights", error)
         return
+    yield from (Finding("ok", "limits", text) for text in limits)
     fix = "have whoever runs the platform give them to you; its guide lists them"
     yield from (Finding("error", "rights", text, fix) for text in missing)
 

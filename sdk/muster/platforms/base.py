@@ -227,6 +227,14 @@ class Platform(ABC):
         """
         return []
 
+    def limits(self) -> list[str]:
+        """Return, in words, the limits that hold for all workers there, such as quotas, and which cannot be read.
+
+        Raises:
+            PlatformError: the platform cannot be asked.
+        """
+        return []
+
     def submission_text(self, specs: Sequence[WorkerSpec]) -> str:
         """Return what submitting these workers would send to the backend, in its own format and without secrets.
 

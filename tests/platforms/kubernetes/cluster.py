@@ -19,6 +19,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -34,6 +35,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from muster.platforms.kubernetes.client import ApiClient, ApiRefused
+from muster.platforms.kubernetes.defaults import own_address
 from muster.platforms.kubernetes.kubeconfig import find_access
 
 HERE = Path(__file__).parent
@@ -89,6 +91,19 @@ class Cluster:
             yield
         finally:
             self._taint([])
+
+    @contextlib.contextmanager
+    def with_a_slow_registry(self) -> Iterator[None]:
+        """The cluster with a registry of the tests' images, which takes connections and says nothing."""
+        folder = f"/run/certs.d/{IMAGE.partition('/')[0]}"
+        with socket.create_server((own_address(self.client.access.server), 0)) as registry:
+            host, port = registry.getsockname()
+            self._on_node("mkdir", folder)
+            self._on_node("sh", "-c", f"echo '[host.\"http://{host}:{port}\"]' > {folder}/hosts.toml")
+            try:
+                yield
+            finally:
+                self._on_node("rm", "-r", folder)
 
     def _taint(self, taints: list[dict[str, str]]) -> None:
         for node in self.client.get("/api/v1/nodes")["items"]:

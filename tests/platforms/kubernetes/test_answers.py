@@ -357,6 +357,44 @@ def test_an_image_that_cannot_be_pulled_is_not_said_to_be_on_its_way(
     assert "being pulled" not in str(worker.reason)
 
 
+def test_an_image_that_is_being_pulled_is_told_with_the_size_that_another_pod_s_pull_has_shown(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    clock = types.SimpleNamespace(monotonic=lambda: now[0], time=lambda: 1.8e9 + now[0])
+    monkeypatch.setattr("muster.platforms.kubernetes.platform.time", clock)
+    pulling = {"reason": "Pulling", "message": 'Pulling image "my/a:1"', "lastTimestamp": "2026-01-01T00:00:00Z"}
+    told = 'Successfully pulled image "my/a:1" in 9s (9s including waiting). Image size: 2500000000 bytes.'
+    waits = {"name": "worker", "state": {"waiting": {"reason": "ContainerCreating"}}}
+    placed = {"type": "PodScheduled", "status": "True"}
+    pods = Answer(
+        200, {"items": [made("a", {"phase": "Pending", "containerStatuses": [waits], "conditions": [placed]})]}
+    )
+    others: list[dict[str, Any]] = []
+
+    def answer(method: str, path: str) -> Answer:
+        if "reason%3DPulled" in path:
+            return Answer(200, {"items": others})
+        return Answer(200, {"items": [pulling]}) if "/events" in path else pods
+
+    fake.otherwise = answer
+    platform = KubernetesPlatform()
+    platform.reattach(["ml/a"])
+
+    def reason_after(seconds: int) -> str:
+        for _ in range(seconds):
+            now[0] += 1.0
+            (worker,) = platform.poll(["ml/a"])
+        return str(worker.reason)
+
+    assert reason_after(80) == "Its image my/a:1 is being pulled since 2026-01-01T00:00:00Z."
+    assert sum("reason%3DPulled" in path for _, path, _ in fake.asked) == 2  # one a minute
+    others.append({"reason": "Pulled", "message": told, "lastTimestamp": "2026-01-01T00:01:00Z"})
+    fake.asked.clear()
+    assert reason_after(300) == "Its image my/a:1 (2.5 GB) is being pulled since 2026-01-01T00:00:00Z."
+    assert sum("reason%3DPulled" in path for _, path, _ in fake.asked) == 1  # and never again once it is known
+
+
 def test_what_delays_pods_is_asked_for_one_after_the_other_and_never_where_that_is_refused(
     fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:

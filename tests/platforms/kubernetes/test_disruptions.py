@@ -46,6 +46,18 @@ def test_a_volume_that_cannot_be_mounted_is_named_while_a_pod_waits(
         space.run(ENDLESS, 1, overlay=space.folder / "volume.yaml", timeout_seconds=12)
 
 
+def test_an_image_that_is_being_pulled_is_told_with_its_size(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not space.cluster.is_own:
+        pytest.skip("somebody else's registry answers")
+    monkeypatch.setattr(kubernetes, "DELAY_SECONDS", 1.0)
+    monkeypatch.setattr(kubernetes, "CLOSE_SECONDS", 1.0)
+    overlay = {"spec": {"containers": [{"name": "worker", "imagePullPolicy": "Always"}]}}
+    (space.folder / "always.yaml").write_text(yaml.safe_dump(overlay))
+    said = rf"Its image {space.cluster.image} \([\d.]+ [MG]B\) is being pulled since \d{{4}}-"
+    with space.cluster.with_a_slow_registry(), pytest.raises(WorkersMissing, match=said):
+        space.run(ENDLESS, 1, overlay=space.folder / "always.yaml", timeout_seconds=8)
+
+
 def test_a_pod_of_higher_priority_takes_a_worker_s_place(space: Space) -> None:
     if not space.cluster.is_own:
         pytest.skip("somebody else's cluster may have room for both")

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import muster
 import pytest
 import yaml
+from muster.checkup import Report
 from muster.errors import (
     LaunchRefused,
     MusterError,
+    ResourceError,
     RunTimeout,
     WorkerCancelled,
     WorkerOutOfMemory,
@@ -94,8 +98,11 @@ def test_the_plan_is_what_the_cluster_takes(space: Space) -> None:
         assert done.stdout.count("created") == 4, done.stderr
 
 
-def test_what_has_no_room_says_so_and_why(space: Space) -> None:
-    with pytest.raises(WorkersMissing, match=r"too few free cores.*Insufficient cpu"):
+def test_what_has_no_room_says_so_and_why(space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ResourceError, match=r"Each worker asks for 64 cores; the largest of the cluster's \d+ node"):
+        space.run(ENDLESS, 1, cpu=64)
+    monkeypatch.setenv("KUBECONFIG", kubeconfig_of(space, make_account(space, guide_role()), tmp_path))
+    with pytest.raises(WorkersMissing, match=r"too few free cores.*Insufficient cpu"):  # who may not list nodes waits
         space.run(ENDLESS, 1, cpu=64, queue_timeout=4)
 
 
@@ -127,14 +134,47 @@ def test_an_image_without_python(space: Space) -> None:
         space.run(ENDLESS, 1, image="muster.test/pause:1", overlay=None)
 
 
-def test_a_quota_refuses_at_once_and_leaves_nothing(space: Space) -> None:
+def test_a_quota_refuses_at_once_and_leaves_nothing(
+    space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     quota = {"metadata": {"name": "tight"}, "spec": {"hard": {"pods": "1"}}}
     path = f"/api/v1/namespaces/{space.name}/resourcequotas"
     space.cluster.client.create(path, quota)
     until(lambda: space.cluster.client.get(f"{path}/tight").get("status", {}).get("used"), "the quota counts")
-    with pytest.raises(LaunchRefused, match=r"worker-\d was refused: the namespace's quota does not allow it.*tight"):
+    with pytest.raises(ResourceError, match="has room for 1 of 2 workers: they ask for 2 pods .*; it allows 1 pod"):
         space.run(ENDLESS, 2)
+    monkeypatch.setenv("KUBECONFIG", kubeconfig_of(space, make_account(space, guide_role()), tmp_path))
+    with pytest.raises(LaunchRefused, match=r"worker-\d was refused: the namespace's quota does not allow it.*tight"):
+        space.run(ENDLESS, 2)  # by a user who may not list quotas
     space.wait_until_empty()
+
+
+def test_a_limit_of_the_namespace_refuses_at_once_as_the_cluster_would(
+    space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"metadata": {"name": "sizes"}, "spec": {"limits": [{"type": "Container", "max": {"cpu": "50m"}}]}}
+    space.cluster.client.create(f"/api/v1/namespaces/{space.name}/limitranges", sizes)
+    refused = "Each worker asks for 0.1 cores; the LimitRange sizes of .* allows a container 0.05 cores at most"
+    with pytest.raises(ResourceError, match=refused):
+        space.run(ENDLESS, 2)
+    told = [str(finding.text) for finding in doctor(space).of("limits")]
+    assert told == [
+        f"LimitRange sizes of the namespace {space.name}, each container: at most 0.05 cores; limit by default 0.05 "
+        "cores; by default 0.05 cores"
+    ]
+    assert [re.search(refused, finding.text) is not None for finding in doctor(space).of("resources")] == [True]
+    monkeypatch.setenv("KUBECONFIG", kubeconfig_of(space, make_account(space, guide_role()), tmp_path))
+    assert [finding.level for finding in doctor(space).of("resources")] == ["ok"]
+    assert "no right to list quotas (resourcequotas)" in str(doctor(space).of("limits")[0].text)
+    with pytest.raises(LaunchRefused, match=r"worker-\d was refused.*maximum cpu usage per Container is 50m"):
+        space.run(ENDLESS, 2)  # by a user who may not list limits
+
+
+def doctor(space: Space) -> Report:
+    """What the doctor finds without a launch."""
+    (space.folder / "train.py").write_text("pass")
+    options = {"strategy": "processes", "cpu": 0.1, "launch": False, **space.options}
+    return muster.doctor(2, worker_script="train.py", platform="kubernetes", **options)
 
 
 def test_a_namespace_that_is_not_there(space: Space) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from muster.job import EndCause, Status, Worker
-from muster.platforms.kubernetes import causes
-from muster.platforms.kubernetes.causes import delay_of_events, end_of_events
+from muster.platforms.kubernetes import causes, pulls
+from muster.platforms.kubernetes.causes import delay_in_words, end_of_events, newest_delay
 from muster.platforms.kubernetes.pods import WORKER
 from muster.platforms.kubernetes.states import DELETED, GONE, explained, is_unexplained, seen
 
@@ -353,16 +353,65 @@ def event(reason: str, second: int, message: str = "its words") -> dict[str, Any
         ([event("FailedCreatePodSandBox", 2)], "cannot make its network"),
         ([event("TriggeredScaleUp", 2), event("FailedScheduling", 3)], "autoscaler adds a node"),
         ([event("NotTriggerScaleUp", 2)], "adds no node"),
-        ([event("Pulling", 2), event("FailedMount", 1)], "being pulled since 2026-11-22T18:00:02Z"),
+        ([event("Pulling", 2), event("FailedMount", 1)], "Its image is being pulled since 2026-11-22T18:00:02Z."),
         ([event("FailedMount", 1), event("Pulled", 2)], ""),
         ([event("TriggeredScaleUp", 1), event("Scheduled", 2)], ""),
         ([{"reason": "FailedMount", "eventTime": "2026-11-22T18:00:01.000001Z"}], "Kubernetes says: FailedMount"),
     ],
 )
 def test_events_tell_what_holds_up_a_pod_that_waits(events: list[dict[str, Any]], words: str) -> None:
-    told = delay_of_events(events)
+    told = delay_in_words(newest_delay(events), {})
     assert words in told
     assert bool(words) is bool(told)
+
+
+def pulled(words: str, kind: str = "Pulled") -> dict[str, Any]:
+    return {"reason": kind, "message": words, "lastTimestamp": "2026-11-22T18:00:01Z"}
+
+
+OF_1_20 = 'Successfully pulled image "my/image:1" in 27.88s'
+OF_1_31 = 'Successfully pulled image "my/image:1" in 27.88s (27.88s including waiting). Image size: 1685071080 bytes.'
+HERE_ALREADY = 'Container image "my/image:1" already present on machine'
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ([], "Its image my/image:1 is being pulled since 2026-11-22T18:00:01Z."),
+        ([OF_1_20, HERE_ALREADY], "Its image my/image:1 is being pulled since 2026-11-22T18:00:01Z."),
+        ([OF_1_20, OF_1_31], "Its image my/image:1 (1.69 GB) is being pulled since 2026-11-22T18:00:01Z."),
+    ],
+)
+def test_an_image_that_is_being_pulled_has_the_size_that_the_kubelet_has_told_of_it(
+    said: list[str], words: str
+) -> None:
+    pulling = newest_delay([pulled('Pulling image "my/image:1"', "Pulling")])
+    assert pulls.image_of(pulling) == "my/image:1"
+    assert delay_in_words(pulling, pulls.sizes_of_events([pulled(text) for text in said])) == words
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("python:3.11", 50),
+        ("docker.io/library/python:3.11", 50),
+        ("my/image", 60),
+        ("my/image@sha256:6", 60),
+        ("127.0.0.1:5000/a:1", 70),
+        ("localhost/a:1", 80),
+        ("image:1", None),
+    ],
+)
+def test_a_node_tells_the_sizes_of_the_images_that_it_has_by_any_of_their_names(name: str, size: int | None) -> None:
+    images = [
+        {"names": ["docker.io/library/python@sha256:5", "docker.io/library/python:3.11"], "sizeBytes": 50},
+        {"names": ["docker.io/my/image@sha256:6", "docker.io/my/image:latest"], "sizeBytes": 60},
+        {"names": ["127.0.0.1:5000/a:1"], "sizeBytes": 70},
+        {"names": ["localhost/a:1"], "sizeBytes": 80},
+        {"names": None, "sizeBytes": 90},
+    ]
+    sizes = pulls.sizes_of_nodes([{"status": {"images": images}}, {"status": {}}])
+    assert pulls.size_of(name, sizes) == size
 
 
 @pytest.mark.parametrize("known", [causes.DISRUPTIONS, causes.EVENTS, causes.REASONS, causes.NEVER])

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from muster.platforms.kubernetes import pulls
 from muster.platforms.kubernetes.pods import CONTAINER
 from muster.text.arguments import Argument, ArgumentText
 
@@ -63,7 +64,7 @@ DELAYS = {
     "FailedCreatePodSandBox": "Its node cannot make its network",
     "TriggeredScaleUp": "The cluster's autoscaler adds a node",
     "NotTriggerScaleUp": "The cluster's autoscaler adds no node",
-    "Pulling": "Its image is being pulled since {time}",
+    pulls.BEGINS: "Its image is being pulled",
 }
 OVERCOME = ("Scheduled", "SuccessfulAttachVolume", "Pulled", "Created", "Started")  # events that end earlier delays
 # Reasons in a pod's status.
@@ -102,6 +103,7 @@ PASSING = re.compile(
     r"deadline ?exceeded|timed out|timeout|is reserved for|connection refused|transport is closing|try again",
     re.IGNORECASE,
 )
+PREPARED = "Its node prepares it"  # the beginning of what is said of a pod of which nothing more is known
 PULL_FAILED = ("ErrImagePull", "ImagePullBackOff")
 NO_IMAGE = re.compile(
     r"not found|manifest unknown|name unknown|does not exist|denied|unauthorized|authorization failed"
@@ -160,14 +162,26 @@ def events_about(events: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any
     return [event for event in events if is_about(event)]
 
 
-def delay_of_events(events: Sequence[Mapping[str, Any]]) -> str:
-    """Return, in words, what delays a waiting pod, from the newest relevant event; empty where that tells no delay."""
+def newest_delay(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the newest relevant event about a waiting pod where that tells a delay, and else an empty mapping."""
     counts = [event for event in events if event.get("reason") in (*DELAYS, *OVERCOME)]
     newest = max(counts, key=_time_of, default={})
-    if newest.get("reason") not in DELAYS:
+    return newest if newest.get("reason") in DELAYS else {}
+
+
+def delay_in_words(event: Mapping[str, Any], sizes: pulls.Sizes) -> str:
+    """Return, in words, what delays a waiting pod; empty where nothing is known to.
+
+    Args:
+        event: as ``newest_delay`` returns it.
+        sizes: sizes of images, as far as they are known.
+    """
+    if not event:
         return ""
-    words = DELAYS[newest["reason"]].format(time=_time_of(newest))
-    return f"{words}. Kubernetes says: {newest.get('message') or newest['reason']}"
+    message = str(event.get("message") or event["reason"])
+    if event["reason"] == pulls.BEGINS:
+        return pulls.in_words(pulls.image_of(event), _time_of(event), sizes)
+    return f"{DELAYS[event['reason']]}. Kubernetes says: {message}"
 
 
 def _time_of(event: Mapping[str, Any]) -> str:
@@ -230,7 +244,7 @@ def wait_of(pod: Pod, said: str = "") -> str:
     if reason in NEVER:
         return f"{before}{_with_words(NEVER[str(reason)], message).text}"
     if reason:  # ContainerCreating covers everything from volumes to images
-        return f"Its node prepares it: volumes, network, image {image_of(pod)} (Kubernetes says: {message or reason})."
+        return f"{PREPARED}: volumes, network, image {image_of(pod)} (Kubernetes says: {message or reason})."
     return f"Its node {pod.get('spec', {}).get('nodeName', '')} has not begun with it.".replace("  ", " ")
 
 

@@ -15,16 +15,18 @@ from typing import Any
 
 from muster.agent.pod_tunnel import HERE
 from muster.errors import LaunchRefused, PlatformError
-from muster.job import Status, Worker, WorkerSpec
+from muster.job import Resources, Status, Worker, WorkerSpec
 from muster.options.fields import option
 from muster.platforms.agents import default_log_cap
 from muster.platforms.base import Platform, Reach, Relay, Storage
-from muster.platforms.kubernetes import notes, pods, rights, states
+from muster.platforms.kubernetes import notes, pods, pulls, rights, states
 from muster.platforms.kubernetes.causes import (
+    PREPARED,
     Cause,
-    delay_of_events,
+    delay_in_words,
     end_of_events,
     events_about,
+    newest_delay,
     pull_trouble,
     removal_of,
 )
@@ -33,6 +35,7 @@ from muster.platforms.kubernetes.defaults import PodDefaults, find_defaults
 from muster.platforms.kubernetes.exec_stream import ExecStream, open_exec
 from muster.platforms.kubernetes.guard import PodGuard, is_on_a_node, remove_everything, secrets_of
 from muster.platforms.kubernetes.kubeconfig import find_access
+from muster.platforms.kubernetes.limits import ClusterLimits, read_limits
 from muster.platforms.kubernetes.refusals import asking
 from muster.platforms.kubernetes.tunnels import Tunnels, command_of
 from muster.platforms.parallel import at_once
@@ -45,6 +48,9 @@ AT_ONCE = 8  # requests to the cluster at the same time
 POLL_SECONDS = 2.0  # between two polls of the pods, also while they end
 IDLE_POLL_SECONDS = 6.0  # the same while nothing changes: connected agents report their ends themselves
 DELAY_SECONDS = 10.0  # time that a pod may wait before its events are read, and between two such requests
+SIZE_SECONDS = 60.0  # between two requests for the size of an image that is being pulled
+MOST_PULLS = "500"  # events of ended pulls that are read for it
+LIMITS_SECONDS = 10.0  # for which what was read of the cluster's limits counts
 CLOSE_SECONDS = 15.0  # time that pods may take to end
 TAKEN_SECONDS = 30.0  # for which a pod that is being deleted may still have the same name
 NOBODY = Worker("", "")
@@ -124,6 +130,10 @@ class KubernetesPlatform(Platform):
         self._taken: dict[str, Cause] = {}  # why pods are being deleted, or are about to be
         self._delays: dict[str, str] = {}  # what delays waiting pods; the one that was asked about last comes last
         self._delays_asked_at = float("-inf")
+        self._limits: ClusterLimits | None = None
+        self._limits_read_at = float("-inf")
+        self._sizes: dict[str, int] = {}  # of images
+        self._sizes_asked_at = float("-inf")
         self._events_until: dict[str, float] = {}  # until when a pod's events are read, on the monotonic clock
 
     # -- before a launch ----------------------------------------------------------------------------------------------
@@ -200,6 +210,33 @@ class KubernetesPlatform(Platform):
             for verb in verbs
         ]
 
+    def limits(self) -> list[str]:
+        """Return, in words, the quotas and limits of the namespace, and which of them this user may not read."""
+        with asking("The cluster could not be asked for the namespace's limits"):
+            return self._known_limits().in_words()
+
+    def shortages(self, wanted: Sequence[Resources]) -> list[str]:
+        """Return, in words, what no node has now that is as large as a worker asks for, where nodes may be listed.
+
+        Raises:
+            ResourceError: a quota or a limit of the namespace would refuse a worker, or no node could ever take it.
+        """
+        setting = self._setting("shortages")
+        pod_of = {resources: pods.pod_of_size(resources, setting) for resources in dict.fromkeys(wanted)}
+        try:
+            limits = self._known_limits()
+            return limits.shortages([pod_of[each] for each in wanted], is_queued=bool(self.queue))
+        except PlatformError:  # the launch asks the cluster, too, and tells what is wrong
+            return []
+
+    def _known_limits(self) -> ClusterLimits:
+        """Return the limits of the namespace as they were some seconds ago. Raises PlatformError."""
+        if self._limits is None or time.monotonic() > self._limits_read_at + LIMITS_SECONDS:
+            self._limits = read_limits(self._client(), self._defaults().namespace)
+            self._limits_read_at = time.monotonic()
+            self._sizes |= pulls.sizes_of_nodes(self._limits.nodes)
+        return self._limits
+
     def _check_queue(self, client: ApiClient) -> None:
         """Raise LaunchRefused where pods are to wait in a queue of Kueue's, and the cluster has no Kueue."""
         if self.queue:
@@ -216,7 +253,7 @@ class KubernetesPlatform(Platform):
         """Raise LaunchRefused where this user lacks a right that a run needs sooner or later."""
         wanted = {**rights.RUNS, **(rights.TUNNELS_BEFORE_LAUNCH if self._is_tunnelled else {})}
         lacks: dict[str, list[str]] = {}
-        with contextlib.suppress(PlatformError):  # a user who may not ask learns it from the refusals of requests
+        with contextlib.suppress(ApiRefused):  # a user who may not ask learns it from the refusals of requests
             lacks = rights.missing(client, namespace, wanted)
         if lacks:
             has_none = set(lacks) == set(wanted) and "list" in lacks["pods"]
@@ -248,6 +285,7 @@ class KubernetesPlatform(Platform):
         if self._guard is None:
             self._check_rights(client, defaults.namespace)
             self._check_queue(client)
+            self.shortages([spec.resources for spec in specs])
             self._sweep(client, defaults.namespace)
             self._guard = PodGuard(client.access, defaults.namespace, self._owner)
         made = [*pods.config_secrets(specs, setting)]
@@ -396,8 +434,9 @@ class KubernetesPlatform(Platform):
         if pod is not None:
             self._remember(worker.id, pod)
         now = states.seen(worker, pod, worker.id in self._told_to_stop, self._pull_troubles.get(worker.id, ""))
-        if now.status in WAITING and worker.id in self._delays and worker.id not in self._pull_troubles:
-            return replace(now, reason=" ".join(filter(None, [now.reason, self._delays[worker.id]])))
+        if now.status in WAITING and self._delays.get(worker.id) and worker.id not in self._pull_troubles:
+            said = "" if str(now.reason).startswith(PREPARED) else now.reason  # then the delay says more
+            return replace(now, reason=" ".join(filter(None, [said, self._delays[worker.id]])))
         if not states.is_unexplained(now):
             return now
         cause = self._taken.get(worker.id) or self._ask_events(worker.id)
@@ -425,10 +464,24 @@ class KubernetesPlatform(Platform):
         handle = min(waiting, key=lambda each: order.get(each, -1))
         self._delays.pop(handle, None)
         try:
-            self._delays[handle] = delay_of_events(self._events_of(handle))
+            delay = newest_delay(self._events_of(handle))
+            self._ask_for_a_size(handle.partition("/")[0], pulls.image_of(delay))
+            self._delays[handle] = delay_in_words(delay, self._sizes)
         except (PlatformError, KeyError) as error:
             if isinstance(error, ApiRefused) and error.code == 403:  # without the right to read events, never ask again
                 self._delays_asked_at = float("inf")
+
+    def _ask_for_a_size(self, namespace: str, image: str) -> None:
+        """Read the size of an image that is being pulled from other pods' pulls of it, where they tell it."""
+        is_known = not image or pulls.size_of(image, self._sizes) is not None
+        if is_known or time.monotonic() < self._sizes_asked_at + SIZE_SECONDS:
+            return
+        self._sizes_asked_at = time.monotonic()
+        selector = f"reason={pulls.ENDS}"
+        path = f"/api/v1/namespaces/{namespace}/events"
+        with contextlib.suppress(PlatformError, KeyError):
+            listed = self._client().get(path, fieldSelector=selector, limit=MOST_PULLS)
+            self._sizes |= pulls.sizes_of_events(listed["items"])
 
     def _events_of(self, handle: str) -> Sequence[Mapping[str, Any]]:
         """Return the events about a pod. Raises PlatformError, KeyError."""

@@ -11,10 +11,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from muster.agent.places import is_symbolic
-from muster.job import WorkerSpec
+from muster.agent.places import is_symbolic, symbol
+from muster.job import Resources, WorkerSpec
 from muster.platforms.agent_package import packed_agent, with_unpacking
 from muster.platforms.agents import agent_config
 
@@ -111,6 +112,14 @@ def pods(specs: Sequence[WorkerSpec], setting: PodSetting) -> list[dict[str, Any
     """Return the pods of a submission, in the order of their workers."""
     secret_of = {key: name for name, data in _shares(specs, setting) for key in data}
     return [_pod(spec, setting, secret_of[spec.name], len(specs)) for spec in specs]
+
+
+def pod_of_size(resources: Resources, setting: PodSetting) -> dict[str, Any]:
+    """Return the pod of any worker with these resources, to see what it would ask the cluster for."""
+    scratch = symbol("scratch")
+    named: dict[str, Any] = {"name": "worker-0", "role": "worker", "index": 0, "run_id": "run", "cwd": scratch}
+    spec = WorkerSpec(**named, resources=resources, log=Path(scratch), scratch=Path(scratch))
+    return _pod(spec, setting, "", 1)
 
 
 def owned_by(made: Mapping[str, Any], owner: Mapping[str, Any]) -> dict[str, Any]:
