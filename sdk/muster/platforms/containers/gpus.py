@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from muster.agent.claims import Claim, claim
 from muster.errors import LaunchRefused
 from muster.job import WorkerSpec
 from muster.platforms import machine
+from muster.runtime.forks import in_forked_children
 
 
 class GpuClaims:
@@ -21,6 +23,7 @@ class GpuClaims:
 
     def __init__(self) -> None:
         self._claims: dict[str, Claim] = {}
+        _all.add(self)
 
     def claim(self, handle: str, spec: WorkerSpec, is_here: bool) -> list[str]:
         """Return the ids of a worker's GPUs, which are its own until they are released.
@@ -32,7 +35,8 @@ class GpuClaims:
         taken = (claim(machine.gpus(), count) if is_here else self._numbered(count)) if count else Claim()
         if taken is None:
             raise LaunchRefused(
-                f"{spec.name} could not be given {count} GPUs: other clusters have taken them.",
+                f"{spec.name} could not be given {count} GPU{'s' if count != 1 else ''}: too few are free; "
+                "other clusters may have them.",
                 worker=spec.name,
                 advice="end them, or ask for less",
             )
@@ -56,6 +60,18 @@ class GpuClaims:
         numbered = Claim()
         numbered.devices = list(itertools.islice(free, count))
         return numbered
+
+
+_all: weakref.WeakSet[GpuClaims] = weakref.WeakSet()
+
+
+def _release_in_child() -> None:
+    """Release a forked child's part in all claims, or it would keep the GPUs that the session has released."""
+    for claims in list(_all):
+        claims.release_all()
+
+
+in_forked_children(_release_in_child)
 
 
 def device_requests(devices: Sequence[str]) -> dict[str, Any]:
