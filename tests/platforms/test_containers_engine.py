@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +19,12 @@ import pytest
 from muster.agent.places import symbol
 from muster.errors import PlatformUnsupported
 from muster.job import Status, Worker
+from muster.platforms.containers import platform as module
 from muster.platforms.containers import states, worker
 from muster.platforms.containers.engine import candidates, connect
 from muster.platforms.containers.images import outermost, own_folders, pull, tiny_archive
 from muster.platforms.containers.network import free_subnet
+from muster.platforms.containers.platform import ContainersPlatform
 from muster.platforms.containers.refusals import REFUSALS
 from muster.platforms.containers.worker import (
     ContainerSetting,
@@ -33,7 +36,7 @@ from muster.platforms.containers.worker import (
 from muster.platforms.refusals import find_refusal, in_words
 from muster.platforms.session_guard import is_orphaned, owner
 
-from tests.support import Run, environment
+from tests.support import Run, environment, eventually
 
 
 @pytest.fixture(autouse=True)
@@ -252,3 +255,31 @@ def test_an_engine_may_write_down_last_words_after_it_has_said_that_a_container_
     known = Worker("muster-run-worker-0", "worker-0")
     told = states._unsaid(engine, known, {"ExitCode": 1}, "mine:1")
     assert "python3 in the image mine:1 may not be executed" in told["reason"]
+
+
+def test_workers_whose_image_is_there_start_after_those_that_waited_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two starts at the same time might give a GPU of an engine elsewhere, which only this object counts, twice."""
+    pulled = iter([False, True])
+    monkeypatch.setattr(module, "has_image", lambda *_: next(pulled))
+    monkeypatch.setattr(module, "pull", lambda *_: None)
+    engine = SimpleNamespace(cores=8, memory=0, is_here=False)
+    under_way: list[str] = []
+    seen: list[int] = []
+
+    class Slow(ContainersPlatform):
+        def _engine(self) -> Any:
+            return engine
+
+        def _start(self, engine: Any, specs: Any) -> None:
+            under_way.append(specs[0].name)
+            time.sleep(0.3)
+            seen.append(len(under_way))
+            under_way.remove(specs[0].name)
+
+    platform, run = Slow(image="mine:1"), Run(tmp_path, scratch=tmp_path)
+    platform.submit([run.spec("worker-0")], "pulls it")
+    platform.submit([run.spec("worker-1")], "finds it")
+    eventually(lambda: len(seen) == 2, "both have started")
+    assert seen == [1, 1]

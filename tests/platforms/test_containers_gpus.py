@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -161,12 +162,37 @@ def test_gpus_that_others_have_are_not_given(run: Run) -> None:
     assert others is not None
     spec = run.spec("worker-0", resources=Resources(cpu=1, memory=0.5, gpu=1))
     assert claims.claim("first", spec, is_here=True) == GPUS[1:]
-    with pytest.raises(LaunchRefused, match="worker-0 could not be given 1 GPUs: other clusters have taken them"):
+    with pytest.raises(LaunchRefused, match="worker-0 could not be given 1 GPU: too few are free"):
         claims.claim("second", spec, is_here=True)
     claims.release(["first", "second"])
     assert claims.claim("second", spec, is_here=True) == GPUS[1:]
     claims.release_all()
     others.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12, where there are threads
+def test_a_forked_child_of_the_session_holds_no_gpus(run: Run) -> None:
+    """As a notebook's own processes are, which may live for longer than a cluster."""
+    claims = GpuClaims()
+    claims.claim("first", run.spec("worker-0", resources=Resources(cpu=1, memory=0.5, gpu=2)), is_here=True)
+    here, there = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        here.close()
+        there.sendall(b"it runs")
+        there.recv(1)  # until the test closes its end
+        os._exit(0)
+    try:
+        here.recv(len(b"it runs"))
+        assert claim(GPUS, 1) is None, "the session still holds them"
+        claims.release(["first"])
+        free = claim(GPUS, 2)
+        assert free is not None, "the child holds them"
+        free.close()
+    finally:
+        here.close()
+        there.close()
+        os.waitpid(pid, 0)
 
 
 def test_gpus_of_an_engine_elsewhere_go_by_their_numbers(run: Run) -> None:

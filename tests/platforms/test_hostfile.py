@@ -14,6 +14,7 @@ HOSTFILES = {
     "Open MPI, the most first": "gpu1 max_slots=4 slots=2\ngpu2.lab max-slots=9 slots=4\nme@gpu3 max_slots=8\n",
     "Open MPI, in its other words": "gpu1 cpu=2\ngpu2.lab count = 4 max-slots=9\ngpu3 username=me slots=1\n",
     "Open MPI, quoted": 'gpu1 slots=2\ngpu2.lab slots=4\ngpu3 user-name = "me"\n',
+    "Open MPI, with two users": "gpu1 slots=2\ngpu2.lab slots=4\nyou@gpu3 slots=1 username=me\n",
     "MPICH": "gpu1:2\ngpu2.lab:4\nme@gpu3\n",
     "Horovod": "gpu1 slots=2\ngpu2.lab slots=4\nme@gpu3 slots=1\n",
 }

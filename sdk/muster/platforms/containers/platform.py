@@ -165,7 +165,8 @@ class ContainersPlatform(Platform):
             self._queue(specs)
             threading.Thread(target=self._pull_and_start, args=(engine, specs), daemon=True, name="muster-pull").start()
         else:
-            self._start(engine, specs)
+            with self._starting:
+                self._start(engine, specs)
         self._submitted[run_key] = handles
         return handles
 

@@ -19,8 +19,9 @@ from muster.errors import LaunchRefused
 from muster.job import WorkerSpec
 from muster.platforms.agents import LARGEST_NEWS, agent_config, outcome_of
 from muster.platforms.containers.engine import Engine
-from muster.platforms.containers.gpus import create_by_podman, device_requests
+from muster.platforms.containers.gpus import device_requests
 from muster.platforms.containers.images import file, folder
+from muster.platforms.containers.podman import create_by_podman
 from muster.platforms.containers.refusals import asking
 
 AGENT = Path(__file__).resolve().parents[2] / "agent"

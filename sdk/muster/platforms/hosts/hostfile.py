@@ -59,7 +59,8 @@ def read_hostfile(path: Path) -> dict[str, int]:
         if not words:
             continue
         slots, user = (word.search(words[1]) if len(words) > 1 else None for word in (SLOTS, USER))
-        host = f"{user[1]}@{words[0]}" if user else words[0]
+        # As with Open MPI, this user counts even where the host has one before it.
+        host = f"{user[1]}@{words[0].rpartition('@')[2]}" if user else words[0]
         _add(found, f"{host}:{slots[1]}" if slots else host, f"{path}, line {number},")
     if not found:
         raise JobError(f"The hostfile {path} names no hosts.", advice="a line for each host, such as gpu1 slots=2")
