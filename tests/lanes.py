@@ -55,6 +55,7 @@ SHARED = {
     "tests/platforms/test_containers_gpus.py": "containers",
     "tests/platforms/test_containers_training.py": "containers",
     "tests/platforms/test_detached.py": "containers",
+    "tests/platforms/test_guides_there.py": "containers",
     "tests/platforms/test_pools_elsewhere.py": "containers",
     "tests/platforms/test_recovery.py": "containers",
     "tests/platforms/test_worker_image.py": "containers",

@@ -273,8 +273,9 @@ class Host:
 
 
 def kept_folders() -> list[Path]:
-    """Return those of this interpreter's folders that are in hidden folders; every host has them all the same."""
+    """Return those folders of this interpreter and of others that are hidden; every host has them all the same."""
     found = {Path(path) for path in (sys.prefix, sys.base_prefix)}
+    found |= {python.parents[1] for python in Path.home().glob(".pyenv/versions/3.*/bin/python3")}
     return [path for path in sorted(found) if any(path.is_relative_to(hidden) for hidden in hidden_folders())]
 
 

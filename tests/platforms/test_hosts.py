@@ -406,6 +406,35 @@ def test_a_host_without_a_python_that_will_do(hosts: Network, which: str) -> Non
         host.run("rm -r /root/bin /root/.bashrc")
 
 
+@pytest.mark.parametrize("version", ["3.6", "3.7", "3.8", "3.9", "3.10", "3.12", "3.13"])
+def test_the_guard_the_agent_and_the_script_run_on_the_pythons_that_hosts_have(
+    hosts: Network, project: Path, version: str
+) -> None:
+    found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"))
+    if not found:
+        pytest.skip(f"there is no Python {version}")
+    (project / "train.py").write_text(
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "import muster.training.progress\n"
+        "Path(os.environ['MUSTER_RESULTS'], 'made').write_text(Path('data.txt').read_text())\n"
+        "agent = os.getppid()\n"
+        "guard = int(open('/proc/%d/stat' % agent).read().rpartition(')')[2].split()[1])\n"
+        "print(*(os.path.realpath('/proc/%s/exe' % pid) for pid in (guard, agent, 'self')))\n"
+    )
+    host = hosts.hosts["h1"]
+    host.run(f"mkdir /root/bin && ln -s {found[0]} /root/bin/python3 && echo 'PATH=/root/bin:$PATH' > /root/.bashrc")
+    try:
+        cluster = muster.run_cluster(
+            1, worker_script="train.py", strategy="processes", memory=0.5, platform="hosts", hosts=["h1"],
+            python="/root/bin/python3", dashboard=False,
+        ).cluster  # fmt: skip
+    finally:
+        host.run("rm -r /root/bin /root/.bashrc")
+    assert cluster.logs("worker-0").split() == [str(found[0].resolve())] * 3
+    assert (cluster.run_dir / "results" / "made").read_text() == "of the project"
+
+
 def test_an_interpreter_without_what_the_job_needs_is_named_before_anything_starts(
     hosts: Network, project: Path
 ) -> None:

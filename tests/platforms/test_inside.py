@@ -61,6 +61,7 @@ def cluster(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[mu
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MUSTER_HOME", str(home))
         patch.setenv("MUSTER_DASHBOARD", "off")
+        patch.delenv("HISTFILE", raising=False)
         patch.chdir(project)
         platform = isolated()
         running = muster.run_cluster(
@@ -165,6 +166,12 @@ def test_an_interrupt_ends_the_command() -> None:
 def test_a_shell_in_a_terminal() -> None:
     assert use_a_shell("last", "worker-0") == 5
     eventually(lambda: not marked(), "nothing is left")
+
+
+def test_a_shell_leaves_no_history_in_the_users_home() -> None:
+    assert inside("worker-0", given=b'echo "(${HISTFILE-as it will})"').stdout == b"()\n"
+    command = 'echo "(${HISTFILE-as it will})"'
+    assert inside("worker-0", "sh", "-c", command).stdout == b"(as it will)\n", "what a command is given is its own"
 
 
 def test_a_port_of_a_worker(cluster: muster.Cluster) -> None:
