@@ -20,7 +20,7 @@ from muster.platforms.kubernetes.guard import remove_everything
 from muster.platforms.kubernetes.platform import KubernetesPlatform, _at_once
 from muster.platforms.session_guard import owner
 
-from tests.platforms.kubernetes.fake_server import Answer, Fake, fake_server
+from tests.platforms.kubernetes.fake_server import Answer, Fake, fake_kubeconfig, fake_server
 from tests.support import Run
 
 META = {"name": "p", "labels": {"muster/owner": "a"}}
@@ -31,13 +31,7 @@ POD: dict[str, Any] = {"metadata": META, "spec": {}, "status": {"phase": "Pendin
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
     """The server, which is the current one of a kubeconfig."""
     with fake_server() as fake:
-        config = {
-            "clusters": [{"name": "c", "cluster": {"server": fake.url}}],
-            "users": [{"name": "u", "user": {"token": "secret"}}],
-            "contexts": [{"name": "first", "context": {"cluster": "c", "user": "u", "namespace": "ml"}}],
-            "current-context": "first",
-        }
-        (tmp_path / "config").write_text(json.dumps(config))
+        (tmp_path / "config").write_text(json.dumps(fake_kubeconfig(fake)))
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
         yield fake
 
