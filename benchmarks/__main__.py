@@ -34,6 +34,7 @@ NAMES = (
     "containers_ready",
     "containers_throughput",
     "kubernetes_ready",
+    "kubernetes_load",
     "slurm_ready",
     "slurm_load",
     "thousand_agents",

@@ -86,11 +86,20 @@ class Cluster:
     @contextlib.contextmanager
     def tainted(self, key: str) -> Iterator[None]:
         """The cluster with a taint on all its nodes, which keeps new pods away that do not tolerate it."""
-        self._taint([{"key": key, "effect": "NoSchedule"}])
+        self._change_nodes({"taints": [{"key": key, "effect": "NoSchedule"}]})
         try:
             yield
         finally:
-            self._taint([])
+            self._change_nodes({"taints": []})
+
+    @contextlib.contextmanager
+    def cordoned(self) -> Iterator[None]:
+        """The cluster with all its nodes closed to new pods, as ``kubectl drain`` closes one before it evicts pods."""
+        self._change_nodes({"unschedulable": True})
+        try:
+            yield
+        finally:
+            self._change_nodes({"unschedulable": False})
 
     @contextlib.contextmanager
     def with_a_slow_registry(self) -> Iterator[None]:
@@ -105,11 +114,11 @@ class Cluster:
             finally:
                 self._on_node("rm", "-r", folder)
 
-    def _taint(self, taints: list[dict[str, str]]) -> None:
+    def _change_nodes(self, changes: Mapping[str, Any]) -> None:
         for node in self.client.get("/api/v1/nodes")["items"]:
             path = f"/api/v1/nodes/{node['metadata']['name']}"
             del node["metadata"]["resourceVersion"]  # else it would be refused whenever its kubelet reports meanwhile
-            spec = {**node["spec"], "taints": taints}
+            spec = {**node["spec"], **changes}
             self.client.ask("PUT", path, {**node, "apiVersion": "v1", "kind": "Node", "spec": spec})
 
     def _on_node(self, *command: str) -> str:

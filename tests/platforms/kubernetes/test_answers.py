@@ -20,7 +20,7 @@ from muster.platforms.kubernetes.guard import remove_everything
 from muster.platforms.kubernetes.platform import KubernetesPlatform, _at_once
 from muster.platforms.session_guard import owner
 
-from tests.platforms.kubernetes.fake_server import Answer, Fake, fake_server
+from tests.platforms.kubernetes.fake_server import Answer, Fake, fake_kubeconfig, fake_server
 from tests.support import Run
 
 META = {"name": "p", "labels": {"muster/owner": "a"}}
@@ -31,13 +31,7 @@ POD: dict[str, Any] = {"metadata": META, "spec": {}, "status": {"phase": "Pendin
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
     """The server, which is the current one of a kubeconfig."""
     with fake_server() as fake:
-        config = {
-            "clusters": [{"name": "c", "cluster": {"server": fake.url}}],
-            "users": [{"name": "u", "user": {"token": "secret"}}],
-            "contexts": [{"name": "first", "context": {"cluster": "c", "user": "u", "namespace": "ml"}}],
-            "current-context": "first",
-        }
-        (tmp_path / "config").write_text(json.dumps(config))
+        (tmp_path / "config").write_text(json.dumps(fake_kubeconfig(fake)))
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
         yield fake
 
@@ -111,6 +105,35 @@ def test_a_pod_that_was_last_seen_as_it_was_to_make_room_has_made_room(
     (worker,) = platform.reattach(["ml/p"])
     assert (worker.status, worker.cause) == (Status.FAILED, EndCause.PREEMPTED)
     assert "A pod of higher priority took its place. Kubernetes says: its words" in str(worker.reason)
+
+
+@pytest.mark.parametrize("events", [200, 403])
+@pytest.mark.parametrize(
+    ("node", "cause", "words"),
+    [
+        (Answer(200, {"spec": {"unschedulable": True}}), EndCause.LOST, "from its node n, which is being emptied"),
+        (Answer(200, {"spec": {}}), EndCause.CANCELLED, "evicted (kubectl drain)"),
+        (Answer(403, {"message": "cannot get nodes"}), EndCause.CANCELLED, "evicted (kubectl drain)"),
+    ],
+)
+def test_a_pod_that_is_deleted_while_its_node_is_closed_to_others_has_been_drained(
+    fake: Fake, events: int, node: Answer, cause: EndCause, words: str
+) -> None:
+    """Kubernetes before 1.26 says of an eviction through its API nothing else, in no event and in no field."""
+    leaving = [
+        {**POD, "metadata": {**LEAVING, "name": name}, "spec": {"nodeName": "n"}, "status": RUNNING} for name in "pq"
+    ]
+    listed = {"nodes/n": node, "/events": Answer(events, {"items": []}), "/pods": Answer(200, {"items": leaving})}
+    fake.otherwise = lambda method, path: next(answer for part, answer in listed.items() if part in path)
+    platform = KubernetesPlatform()
+    for _ in range(3):
+        workers = platform.reattach(["ml/p", "ml/q"])
+    assert [worker.cause for worker in workers] == [None if cause is EndCause.CANCELLED else cause] * 2
+    listed["/pods"] = Answer(200, {"items": []})
+    workers = platform.reattach(["ml/p", "ml/q"])
+    assert [worker.cause for worker in workers] == [cause] * 2
+    assert words in str(workers[0].reason)
+    assert sum("/nodes/n" in path for _, path, _ in fake.asked) == (1 if node.status == 403 else 2)
 
 
 def test_a_pod_that_was_not_removed_after_all_and_then_deleted_was_deleted(fake: Fake) -> None:

@@ -30,8 +30,18 @@ def test_an_evicted_pod(space: Space) -> None:
     eviction = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"name": name, "namespace": space.name}}
     space.cluster.client.create(f"/api/v1/namespaces/{space.name}/pods/{name}/eviction", eviction)
     # Kubernetes 1.26 and later say more; before, nothing tells an eviction from a deletion.
-    with pytest.raises((WorkerCancelled, WorkerLost), match="by the cluster to make room|was evicted"):
+    with pytest.raises((WorkerCancelled, WorkerLost), match=r"or evicted \(kubectl drain\)|was evicted"):
         running.wait()
+
+
+def test_a_node_that_is_drained(space: Space) -> None:
+    running = started(space)
+    name = space.cluster.pods(space.name)[0]["metadata"]["name"]
+    eviction = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"name": name, "namespace": space.name}}
+    with space.cluster.cordoned():
+        space.cluster.client.create(f"/api/v1/namespaces/{space.name}/pods/{name}/eviction", eviction)
+        with pytest.raises(WorkerLost, match="deleted from its node .*, which is being emptied|was evicted"):
+            running.wait()
 
 
 def test_a_volume_that_cannot_be_mounted_is_named_while_a_pod_waits(

@@ -17,7 +17,7 @@ from muster.job import Resources
 from muster.platforms.kubernetes.limits import counts
 from muster.platforms.kubernetes.platform import KubernetesPlatform
 
-from tests.platforms.kubernetes.fake_server import Answer, Fake, fake_server
+from tests.platforms.kubernetes.fake_server import Answer, Fake, fake_kubeconfig, fake_server
 from tests.support import Run
 
 ONE = Resources(cpu=1, memory=1)
@@ -52,13 +52,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     with fake_server() as fake:
-        config = {
-            "clusters": [{"name": "c", "cluster": {"server": fake.url}}],
-            "users": [{"name": "u", "user": {"token": "secret"}}],
-            "contexts": [{"name": "first", "context": {"cluster": "c", "user": "u", "namespace": "ml"}}],
-            "current-context": "first",
-        }
-        (tmp_path / "config").write_text(json.dumps(config))
+        (tmp_path / "config").write_text(json.dumps(fake_kubeconfig(fake)))
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
         yield Site(fake)
 

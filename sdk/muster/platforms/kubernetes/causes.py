@@ -148,6 +148,17 @@ def end_of_events(events: Sequence[Mapping[str, Any]]) -> Cause | None:
     return next((_with_words(EVENTS[reason], said[reason] or reason) for reason in found), None)
 
 
+def end_by_node(node: Mapping[str, Any], name: str) -> Cause | None:
+    """Return why a pod is being deleted, from its node; None where that does not tell.
+
+    Kubernetes before 1.26 notes evictions nowhere, but whoever empties a node closes it to new pods first.
+    """
+    if not (node.get("spec") or {}).get("unschedulable"):
+        return None
+    text = f"Its pod was deleted from its node {name}, which is being emptied: it is closed to new pods (drained)."
+    return Cause("evicted", text, RESTART)
+
+
 def events_about(events: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return those of the events about pods of one name that are about a pod with this metadata, as far as it is known.
 

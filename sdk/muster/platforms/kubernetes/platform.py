@@ -24,6 +24,7 @@ from muster.platforms.kubernetes.causes import (
     PREPARED,
     Cause,
     delay_in_words,
+    end_by_node,
     end_of_events,
     events_about,
     newest_delay,
@@ -128,6 +129,8 @@ class KubernetesPlatform(Platform):
         self._metadata: dict[str, Mapping[str, Any]] = {}  # of each pod as it was last seen
         self._relays: list[Tunnels] = []
         self._taken: dict[str, Cause] = {}  # why pods are being deleted, or are about to be
+        self._may_see_nodes = True
+        self._node_of: dict[str, str] = {}  # of each pod; empty once it was asked why that pod is being deleted
         self._delays: dict[str, str] = {}  # what delays waiting pods; the one that was asked about last comes last
         self._delays_asked_at = float("-inf")
         self._limits: ClusterLimits | None = None
@@ -439,12 +442,14 @@ class KubernetesPlatform(Platform):
             return replace(now, reason=" ".join(filter(None, [said, self._delays[worker.id]])))
         if not states.is_unexplained(now):
             return now
-        cause = self._taken.get(worker.id) or self._ask_events(worker.id)
+        cause = self._taken.get(worker.id) or self._ask_why(worker.id)
         return now if cause is None else states.explained(now, cause)
 
     def _remember(self, handle: str, pod: Mapping[str, Any]) -> None:
         """Remember what only this look at a pod may tell."""
         self._metadata[handle] = pod["metadata"]
+        if pod.get("spec", {}).get("nodeName"):
+            self._node_of.setdefault(handle, pod["spec"]["nodeName"])
         if pull_trouble(pod):
             self._pull_troubles[handle] = pull_trouble(pod)
         removal = removal_of(pod)
@@ -489,23 +494,35 @@ class KubernetesPlatform(Platform):
         path, selector = f"/api/v1/namespaces/{namespace}/events", f"involvedObject.name={name}"
         return events_about(self._client().get(path, fieldSelector=selector)["items"], self._metadata.get(handle, {}))
 
-    def _ask_events(self, handle: str) -> Cause | None:
-        """Return why a pod is being deleted, from its events; None where they do not tell or may not be read.
+    def _ask_why(self, handle: str) -> Cause | None:
+        """Return why a pod is being deleted, from its events or its node; None where these do not tell.
 
-        They appear with its deletion or a moment later, and so are read only for a few seconds.
+        Events appear with its deletion or a moment later, and so are read only for a few seconds.
         """
         now = time.monotonic()
         if now > self._events_until.setdefault(handle, now + self.explain_seconds):
             return None
         try:
-            listed = self._events_of(handle)
+            cause = end_of_events(self._events_of(handle))
         except (PlatformError, KeyError):
             self._events_until[handle] = now  # without the right, or from a busy cluster, do not ask again
-            return None
-        cause = end_of_events(listed)
+            cause = None
+        cause = cause or self._ask_node(handle)
         if cause is not None:
             self._taken[handle] = cause
         return cause
+
+    def _ask_node(self, handle: str) -> Cause | None:
+        """Return why a pod is being deleted, from its node, which is asked once; None where that does not tell."""
+        name = self._node_of.get(handle)
+        if not name or not self._may_see_nodes:
+            return None
+        self._node_of[handle] = ""
+        try:
+            return end_by_node(self._client().get(f"/api/v1/nodes/{name}"), name)
+        except PlatformError as error:
+            self._may_see_nodes = not (isinstance(error, ApiRefused) and error.code == HTTPStatus.FORBIDDEN)
+            return None
 
     def stop(self, handles: Sequence[str]) -> None:
         """Delete the pods of workers, so that their agents end their processes, and then themselves."""

@@ -15,7 +15,10 @@ from muster.platforms.kubernetes.pods import WORKER
 
 GONE = "Its pod is gone: somebody has deleted it, or the cluster has with its node."
 AGAIN = "run again; kubectl get events says who else acts on pods there"
-DELETED = "Its pod was deleted: by somebody (kubectl delete), or by the cluster to make room."
+DELETED = (
+    "Its pod was deleted by somebody (kubectl delete), or evicted (kubectl drain), or the cluster has made room: "
+    "Kubernetes before 1.26 does not tell these apart."
+)
 CAUSES = {
     "preempted": EndCause.PREEMPTED,
     "evicted": EndCause.LOST,
