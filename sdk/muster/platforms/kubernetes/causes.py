@@ -111,7 +111,8 @@ NO_IMAGE = re.compile(
 REFUSED_IMAGE = re.compile(
     r"denied|unauthorized|authorization failed|authentication required|no basic auth", re.IGNORECASE
 )
-# Patterns of the scheduler's message about what nodes lack, and its meaning.
+# Patterns of the scheduler's message about what nodes lack, and its meaning. Before "pod affinity rules" or "pod
+# anti-affinity rules" 1.19 and 1.20 say "pod affinity/anti-affinity rules".
 LACKS = (
     (r"Insufficient cpu", "too few free cores"),
     (r"Insufficient memory", "too little free memory"),
@@ -119,9 +120,9 @@ LACKS = (
     (r"Insufficient nvidia\.com/gpu|Insufficient \S*gpu", "too few free GPUs"),
     (r"Too many pods", "too many pods"),
     (r"had taint|untolerated taint", "kept for others by a taint"),
-    (r"node affinity|node selector|node\(s\) didn't match Pod's", "not those that are asked for by label"),
+    (r"(?<!volume )node affinity|node selector|node\(s\) didn't match Pod's", "not those that are asked for by label"),
     (r"pod affinity rules", "without the pods that it is to be near"),
-    (r"anti-affinity", "to be kept apart from pods that are there (anti-affinity)"),
+    (r"(?<!affinity/)anti-affinity", "to be kept apart from pods that are there (anti-affinity)"),
     (r"topology spread", "not where pods would be spread evenly (topology spread)"),
     (r"unschedulable", "closed to new pods (cordoned)"),
     (r"volume|PersistentVolumeClaim|persistentvolumeclaim", "a volume that cannot be had there"),
