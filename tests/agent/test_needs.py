@@ -43,7 +43,7 @@ def test_gpus_that_an_engine_has_not_given(tmp_path: Path) -> None:
     assert lacking_gpus(1, environ) == ""
     assert "2 GPUs and sees 1" in lacking_gpus(2, environ)
     program.unlink()
-    assert "1 GPUs and sees 0" in lacking_gpus(1, environ)
+    assert "1 GPU and sees 0" in lacking_gpus(1, environ)
 
 
 def test_parts_of_a_gpu_count_as_gpus(tmp_path: Path) -> None:

@@ -271,7 +271,7 @@ class TestTheSession:
         assert [finding.level for finding in found] == ["warning"] * 4
         text = "\n".join(finding.text for finding in found)
         assert f"{cores + 1} processes share the {cores} cores of each worker" in text
-        assert f"1 GPUs for {cores + 1} processes" in text
+        assert f"1 GPU for {cores + 1} processes" in text
         assert f"2 workers x {cores} cores on this machine's {cores}: they share them, and each is slower" in text
         assert f"of this machine's {memory:.1f} GB" in text
 

@@ -85,7 +85,7 @@ def test_gpus_are_exclusive(platforms: tuple[LocalPlatform, LocalPlatform], run:
         second.launch([run.spec("worker-2", resources=WITH_GPU)])
     with pytest.raises(ResourceError, match="3 GPUs; this machine has 2"):
         second.launch([run.spec(f"worker-{i}", resources=WITH_GPU) for i in range(3, 6)])
-    with pytest.raises(LaunchRefused, match="worker-8 could not be started: fewer than 1 GPUs are free"):
+    with pytest.raises(LaunchRefused, match="worker-8 could not be started: too few GPUs are free"):
         second.submit([run.spec("worker-7"), run.spec("worker-8", resources=WITH_GPU)], "partial")
     assert second.list() == []
     eventually(lambda: not [pid for pid in run.processes() if "worker-7" in worker_of(pid)], "the first is stopped")

@@ -10,12 +10,18 @@ from typing import Any
 
 import muster
 import pytest
-from muster.errors import MusterError, WorkerLost
+from muster.agent.claims import claim
+from muster.errors import MusterError, PlatformError, WorkerLost
+from muster.job import Resources, Status
+from muster.platforms import machine
+from muster.platforms.containers import platform as module
+from muster.platforms.containers.platform import ContainersPlatform
 
 from tests.platforms.containers_docker import Docker
 from tests.pools.test_cut_links import Proxy
-from tests.support import eventually
+from tests.support import Run, eventually, shell
 
+GPU = f"GPU-{os.getpid()}-docker"  # a name that no other test uses at the same time
 ENDLESS = "import time\nprint('started', flush=True)\ntime.sleep(600)\n"
 
 
@@ -102,3 +108,51 @@ def test_a_daemon_that_is_stopped_takes_its_containers_along(docker: Docker) -> 
         assert "the platform cannot be asked: Docker does not answer at unix://" in str(raised.value)
     finally:
         docker.start()
+
+
+@pytest.fixture
+def platform(docker: Docker, run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[ContainersPlatform]:
+    """A platform object with a container that runs, and another one's GPU, which Docker has no driver for here."""
+    monkeypatch.setattr(machine, "gpus", lambda: [GPU])
+    platform = ContainersPlatform()
+    (handle,) = platform.submit([run.spec("worker-0", process=shell("sleep 600"))], "first")
+    eventually(lambda: platform.poll([handle])[0].status is Status.RUNNING, "it runs", timeout=60)
+    platform._gpus.claim("another", run.spec("worker-1", resources=Resources(1, 0.5, 1)), is_here=True)
+    yield platform
+    platform.close()
+
+
+def is_free() -> bool:
+    """Return whether nobody has the GPU."""
+    free = claim([GPU], 1)
+    if free is not None:
+        free.close()
+    return free is not None
+
+
+def test_gpus_of_what_could_not_be_removed_are_free_once_the_guard_has_removed_it(
+    docker: Docker, platform: ContainersPlatform, run: Run
+) -> None:
+    docker.stop()
+    try:
+        with pytest.raises(PlatformError, match="Docker does not answer"):
+            platform.close()
+        assert not is_free(), "its container may run for a while yet"
+    finally:
+        docker.start()
+    later = platform.submit([run.spec("worker-0", generation=1, process=shell("sleep 600"))], "second")
+    eventually(is_free, "the guard has removed the first container", timeout=30)
+    eventually(lambda: platform.poll(later)[0].status is Status.RUNNING, "the guard leaves others alone", timeout=60)
+
+
+def test_what_an_interrupt_leaves_is_removed_by_the_guard(
+    docker: Docker, platform: ContainersPlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module, "remove_everything", interrupted)
+        platform.close()
+    eventually(lambda: docker.left_behind() == [], "nothing is left", timeout=30)
+    eventually(is_free, "the guard has ended")

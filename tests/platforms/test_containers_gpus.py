@@ -107,7 +107,7 @@ def test_a_container_with_a_gpu_is_otherwise_as_others_are(known_to_podman: Podm
 
 def test_a_gpu_that_the_worker_does_not_see_is_named(known_to_podman: Podman, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "gpus", lambda: [f"{GPUS[0]}-unlisted"])
-    with pytest.raises((LaunchRefused, WorkersMissing), match="It was to have 1 GPUs and sees 0"):
+    with pytest.raises((LaunchRefused, WorkersMissing), match="It was to have 1 GPU and sees 0"):
         run(1)
 
 
@@ -133,7 +133,7 @@ def test_docker_is_asked_for_gpus_as_its_driver_takes_them(
     monkeypatch.setitem(docker.environment, "PATH", f"{tmp_path}:{docker.environment['PATH']}")
     docker.start()
     try:
-        with pytest.raises((LaunchRefused, WorkersMissing), match="It was to have 1 GPUs and sees 0"):
+        with pytest.raises((LaunchRefused, WorkersMissing), match="It was to have 1 GPU and sees 0"):
             run(2)
         assert sorted(given.read_text().splitlines()) == [f"NVIDIA_VISIBLE_DEVICES={gpu}" for gpu in GPUS]
     finally:

@@ -45,7 +45,7 @@ def test_two_users_of_a_host_do_not_take_the_same_gpu(host: Host, run: Run) -> N
         (second,) = bob.submit([run.spec("worker-1", resources=WITH_GPU, process=SHOW)], "of bob")
         assert [first_line(ann, first), first_line(bob, second)] == ["ann has GPU-00", "bob has GPU-11"]
         for platform in (ann, bob):
-            with pytest.raises(LaunchRefused, match="fewer than 1 GPUs are free"):
+            with pytest.raises(LaunchRefused, match="too few GPUs are free"):
                 platform.submit([run.spec("worker-2", resources=WITH_GPU)], "one more")
         ann.close()
         (third,) = bob.submit([run.spec("worker-2", resources=WITH_GPU, process=SHOW)], "the next")

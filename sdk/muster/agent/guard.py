@@ -176,7 +176,7 @@ class Guard:
             try:
                 gpus = self._claim_gpus(claims, config["gpu"])
                 if gpus is None:
-                    raise OSError("fewer than {} GPUs are free; other clusters have taken them".format(config["gpu"]))
+                    raise OSError("too few GPUs are free; other clusters may have them")
                 forks = len(workers) if why_cold is None else 0
                 claimed = [cores[len(started)], gpus]
                 started.append(self._start_agent(dict(config, **common), claimed, forks))

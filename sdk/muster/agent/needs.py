@@ -35,7 +35,8 @@ def lacking_gpus(wanted: int, environ: "dict[str, str]") -> str:
         seen = 0
     if seen >= wanted:
         return ""
-    return "It was to have {} GPUs and sees {} (as nvidia-smi -L lists them).".format(wanted, seen)
+    gpus = "1 GPU" if wanted == 1 else "{} GPUs".format(wanted)
+    return "It was to have {} and sees {} (as nvidia-smi -L lists them).".format(gpus, seen)
 
 
 def what_lacks(needs: "dict[str, Any]", environ: "dict[str, str]") -> str:

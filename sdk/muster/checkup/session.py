@@ -18,6 +18,7 @@ from muster.checkup import horovod
 from muster.checkup.report import Finding, count_of
 from muster.errors import PlatformError, ResourceError
 from muster.job import Job
+from muster.platforms.base import gpus_in_words
 from muster.platforms.surroundings import idle_minutes
 from muster.pools.listener import listening_socket
 from muster.records.folders import muster_home
@@ -164,7 +165,7 @@ def check_resources(checked: CheckedRun) -> Iterator[Finding]:
             )
         )
     if slots and resources.gpu and slots != resources.gpu:
-        text = f"each worker has {resources.gpu} GPUs for {slots} processes"
+        text = f"each worker has {gpus_in_words(resources.gpu)} for {slots} processes"
         found.append(
             Finding(
                 "warning", "resources", text, ArgumentText(Argument("slots", resources.gpu), ": a process for each GPU")

@@ -98,6 +98,11 @@ def memory_in_words(wanted: Sequence[Resources]) -> str:
     return f"{' + '.join(f'{count} x {memory:g}' for memory, count in counts)} GB"
 
 
+def gpus_in_words(count: int) -> str:
+    """Return a number of GPUs in words: ``1 GPU``, ``2 GPUs``."""
+    return f"{count} GPU{'s' if count != 1 else ''}"
+
+
 def read_log(path: Path) -> Iterator[str]:
     """Yield the lines of a worker's log, its older part first; bytes that are not UTF-8 become lone surrogates."""
     for part in (path.with_name(path.name + ".1"), path):

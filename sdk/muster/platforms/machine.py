@@ -11,6 +11,7 @@ from pathlib import Path
 from muster.agent.hardware import cores, gpus, memory_bytes, parse_gpus
 from muster.agent.ssh_server import SSHD_PATHS, find_sshd
 from muster.errors import PlatformUnsupported, ResourceError
+from muster.platforms.base import gpus_in_words
 from muster.text.arguments import Argument, ArgumentText
 from muster.text.frozen import frozen
 
@@ -29,7 +30,7 @@ def check_gpus(wanted: int, gpus: Sequence[str]) -> None:
     """Raise ResourceError where all workers together ask for more GPUs than this machine has."""
     if wanted > len(gpus):
         raise ResourceError(
-            f"The workers ask for {wanted} GPUs; this machine has {len(gpus)} (as nvidia-smi -L lists them).",
+            f"The workers ask for {gpus_in_words(wanted)}; this machine has {len(gpus)} (as nvidia-smi -L lists them).",
             advice="fewer workers, or fewer GPUs for each"
             if gpus
             else ArgumentText(Argument("nvidia_gpu", 0), ", which trains on its cores"),

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -96,11 +97,22 @@ class SessionGuard:
         self._hang_up()
         children.ends_within(self._process, PATIENCE)
 
-    def clean_up(self) -> None:
-        """Have the guard clean up now, without waiting for it; it ends when that is done."""
+    def clean_up(self, then: Callable[[], object] | None = None) -> None:
+        """Have the guard clean up now, without waiting for it; it ends when that is done.
+
+        Args:
+            then: called after that, on a thread of its own; not where this process ends before.
+        """
         self._hang_up()
         _busy[:] = [one for one in _busy if not children.has_ended(one)]  # which reaps those that have ended
         _busy.append(self._process)
+        if then is not None:
+            with contextlib.suppress(RuntimeError):  # this process is about to end
+                threading.Thread(target=self._call_at_its_end, args=[then], name="muster-guard", daemon=True).start()
+
+    def _call_at_its_end(self, then: Callable[[], object]) -> None:
+        children.ends_within(self._process, float("inf"))
+        then()
 
     def _hang_up(self) -> None:
         assert self._process.stdin is not None

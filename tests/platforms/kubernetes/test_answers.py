@@ -17,7 +17,7 @@ from muster.job import EndCause, Status
 from muster.platforms.kubernetes import notes
 from muster.platforms.kubernetes.client import ClusterGone
 from muster.platforms.kubernetes.guard import remove_everything
-from muster.platforms.kubernetes.platform import KubernetesPlatform, _at_once
+from muster.platforms.kubernetes.platform import KubernetesPlatform, _for_each
 from muster.platforms.session_guard import owner
 
 from tests.platforms.kubernetes.fake_server import Answer, Fake, fake_kubeconfig, fake_server
@@ -485,5 +485,5 @@ def test_after_an_error_only_what_may_work_is_tried(error: PlatformError, goes_o
         raise error
 
     with pytest.raises(type(error)):
-        _at_once(call, range(400), goes_on=goes_on)
+        _for_each(call, range(400), goes_on=goes_on)
     assert (len(called) == 400) is (goes_on and not isinstance(error, ClusterGone))

@@ -93,6 +93,31 @@ def test_a_pod_without_a_node_says_what_it_waits_for(shown: dict[str, Any], word
 
 
 @pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("0/2 nodes are available: 2 node(s) had volume node affinity conflict.", "a volume that cannot be had there"),
+        (
+            "0/2 nodes are available: 2 node(s) didn't match pod affinity/anti-affinity rules, "
+            "2 node(s) didn't match pod affinity rules.",  # as 1.19 and 1.20 say it
+            "without the pods that it is to be near",
+        ),
+        (
+            "0/2 nodes are available: 2 node(s) didn't match pod affinity/anti-affinity rules, "
+            "2 node(s) didn't match pod anti-affinity rules.",
+            "to be kept apart from pods that are there (anti-affinity)",
+        ),
+        (
+            "0/2 nodes are available: 1 node(s) had volume node affinity conflict, "
+            "1 node(s) didn't match Pod's node affinity/selector.",
+            "not those that are asked for by label; a volume that cannot be had there",
+        ),
+    ],
+)
+def test_nothing_is_told_that_nodes_do_not_lack(message: str, words: str) -> None:
+    assert causes.lacks_of(message) == words
+
+
+@pytest.mark.parametrize(
     ("shown", "said", "words"),
     [
         (pod(state=waits("ContainerCreating")), "", "Its node prepares it"),

@@ -11,6 +11,7 @@ from muster.agent.claims import Claim, claim
 from muster.errors import LaunchRefused
 from muster.job import WorkerSpec
 from muster.platforms import machine
+from muster.platforms.base import gpus_in_words
 from muster.runtime.forks import in_forked_children
 
 
@@ -35,7 +36,7 @@ class GpuClaims:
         taken = (claim(machine.gpus(), count) if is_here else self._numbered(count)) if count else Claim()
         if taken is None:
             raise LaunchRefused(
-                f"{spec.name} could not be given {count} GPU{'s' if count != 1 else ''}: too few are free; "
+                f"{spec.name} could not be given {gpus_in_words(count)}: too few are free; "
                 "other clusters may have them.",
                 worker=spec.name,
                 advice="end them, or ask for less",

@@ -92,7 +92,7 @@ class ContainersPlatform(Platform):
         self._starting = threading.Lock()
         self._is_closed = False
         self.python = "python3" if self.image else ""
-        self._label = f"{owner()}.{secrets.token_hex(4)}"
+        self._label = _new_label()
 
     # -- before a launch ----------------------------------------------------------------------------------------------
 
@@ -342,10 +342,8 @@ class ContainersPlatform(Platform):
             with self._starting, asking(engine, "The containers could not be removed"):
                 at_once(lambda name: _end(engine, name), [*self._specs], AT_ONCE)
                 remove_everything(engine.client, self._label)
-        except PlatformError:
-            if self._guard is not None:
-                self._guard.clean_up()
-                self._guard = None
+        except BaseException:  # Ctrl-C while the containers end, too
+            self._leave_to_guard()
             raise
         self._has_network = False
         self._homes = ""
@@ -361,6 +359,17 @@ class ContainersPlatform(Platform):
         for name, worker in self._workers.items():
             self._workers[name] = worker.moved(Status.STOPPED, finished_at=time.time())
 
+    def _leave_to_guard(self) -> None:
+        """Have the guard remove what could not be removed; the GPUs of its containers are released when it has."""
+        guard, self._guard = self._guard, None
+        gpus, self._gpus = self._gpus, GpuClaims()
+        if guard is None:
+            gpus.release_all()
+        else:
+            guard.clean_up(gpus.release_all)
+        # What is launched from now on is not that guard's to remove.
+        self._label, self._network, self._has_network, self._homes = _new_label(), None, False, ""
+
     @staticmethod
     def _sweep(engine: Engine) -> None:
         """Remove the containers, networks and homes of sessions that were killed together with their guards."""
@@ -371,6 +380,11 @@ class ContainersPlatform(Platform):
                 if is_orphaned(label.rpartition(".")[0]):
                     remove_everything(engine.client, label)
         remove_orphaned_homes()
+
+
+def _new_label() -> str:
+    """Return a label for what a platform object of this process makes, which nothing else has."""
+    return f"{owner()}.{secrets.token_hex(4)}"
 
 
 def _check_resources(engine: Engine, wanted: Mapping[str, Resources]) -> None:

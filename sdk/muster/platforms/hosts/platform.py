@@ -20,7 +20,16 @@ from muster.errors import HostUnreachable, JobError, LaunchRefused, MusterError,
 from muster.job import Resources, Status, Worker, WorkerSpec
 from muster.options.fields import option
 from muster.platforms.agents import agent_config, default_log_cap
-from muster.platforms.base import Cleaned, Platform, Reach, Relay, Storage, cores_in_words, memory_in_words
+from muster.platforms.base import (
+    Cleaned,
+    Platform,
+    Reach,
+    Relay,
+    Storage,
+    cores_in_words,
+    gpus_in_words,
+    memory_in_words,
+)
 from muster.platforms.guard_answers import workers_of
 from muster.platforms.hosts.failures import together
 from muster.platforms.hosts.hostfile import NAME, parse_hosts
@@ -405,10 +414,8 @@ def _shortages_on(login: Login, wanted: Sequence[Resources]) -> list[str]:
                 raise ResourceError(f"Each worker is to have {asked:g} {unit}; {host} has {there:.4g}.")
     asked_gpus = sum(resources.gpu for resources in wanted)
     if asked_gpus > gpus:
-        raise ResourceError(
-            f"{len(wanted)} worker{'s' if len(wanted) > 1 else ''} on {host} ask for {asked_gpus} GPUs; "
-            f"{host} has {gpus} (as nvidia-smi -L lists them)."
-        )
+        ask = f"1 worker on {host} asks" if len(wanted) == 1 else f"{len(wanted)} workers on {host} ask"
+        raise ResourceError(f"{ask} for {gpus_in_words(asked_gpus)}; {host} has {gpus} (as nvidia-smi -L lists them).")
     found = []
     if sum(resources.cpu for resources in wanted) > cores:
         found.append(f"{cores_in_words(wanted)} on {host}, which has {cores}: they share them, and each is slower.")

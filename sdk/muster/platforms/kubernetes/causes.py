@@ -113,7 +113,8 @@ NO_IMAGE = re.compile(
 REFUSED_IMAGE = re.compile(
     r"denied|unauthorized|authorization failed|authentication required|no basic auth", re.IGNORECASE
 )
-# Patterns of the scheduler's message about what nodes lack, and its meaning.
+# Patterns of the scheduler's message about what nodes lack, and its meaning. Before "pod affinity rules" or "pod
+# anti-affinity rules" 1.19 and 1.20 say "pod affinity/anti-affinity rules".
 LACKS = (
     (r"Insufficient cpu", "too few free cores"),
     (r"Insufficient memory", "too little free memory"),
@@ -121,9 +122,9 @@ LACKS = (
     (r"Insufficient nvidia\.com/gpu|Insufficient \S*gpu", "too few free GPUs"),
     (r"Too many pods", "too many pods"),
     (r"had taint|untolerated taint", "kept for others by a taint"),
-    (r"node affinity|node selector|node\(s\) didn't match Pod's", "not those that are asked for by label"),
+    (r"(?<!volume )node affinity|node selector|node\(s\) didn't match Pod's", "not those that are asked for by label"),
     (r"pod affinity rules", "without the pods that it is to be near"),
-    (r"anti-affinity", "to be kept apart from pods that are there (anti-affinity)"),
+    (r"(?<!affinity/)anti-affinity", "to be kept apart from pods that are there (anti-affinity)"),
     (r"topology spread", "not where pods would be spread evenly (topology spread)"),
     (r"unschedulable", "closed to new pods (cordoned)"),
     (r"volume|PersistentVolumeClaim|persistentvolumeclaim", "a volume that cannot be had there"),
@@ -207,21 +208,21 @@ def never_runs(pod: Pod, said: str = "") -> Cause | None:
         pod: the pod.
         said: an earlier error of pulling its image; afterwards Kubernetes only reports that it waits.
     """
-    first, status = _next(pod)
+    init, status = _starting_container(pod)
     waiting = status.get("state", {}).get("waiting") or {}
     reason, message = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
-    if _is_never(reason, message, is_first=bool(first)):
+    if _is_never(reason, message, is_init=bool(init)):
         cause = _with_words(NEVER[reason], f"{reason}: {message}" if message else reason)
-    elif reason == "ImagePullBackOff" and (NO_IMAGE.search(message) or (said and not first and NO_IMAGE.search(said))):
+    elif reason == "ImagePullBackOff" and (NO_IMAGE.search(message) or (said and not init and NO_IMAGE.search(said))):
         cause = _image_cause(_image(pod, status), message if NO_IMAGE.search(message) else said)
     else:
         return None
-    return cause._replace(text=f"{first}: {cause.text}", advice=WHOSE_CONTAINER) if first else cause
+    return cause._replace(text=f"{_init(init)}: {cause.text}", advice=WHOSE_CONTAINER) if init else cause
 
 
-def _is_never(reason: str, message: str, *, is_first: bool) -> bool:
+def _is_never(reason: str, message: str, *, is_init: bool) -> bool:
     """Return whether a waiting container will not start by itself."""
-    if is_first and reason == "CrashLoopBackOff":  # it is one that stays beside the worker's, and is started again
+    if is_init and reason == "CrashLoopBackOff":  # it is one that stays beside the worker's, and is started again
         return False
     return reason in NEVER and not (NEVER[reason].kind == "container" and PASSING.search(message))
 
@@ -243,14 +244,14 @@ def wait_of(pod: Pod, said: str = "") -> str:
     placed = condition(pod, "PodScheduled")
     if placed.get("status") != "True":
         return _unplaced(pod, placed)
-    first, status = _next(pod)
-    state, before = status.get("state", {}), f"{first}: " if first else ""
+    init, status = _starting_container(pod)
+    state, before = status.get("state", {}), f"{_init(init)}: " if init else ""
     waiting = state.get("waiting") or {}
     reason, message = waiting.get("reason"), str(waiting.get("message") or "")
-    if first and "running" in state:
-        return f"{first} runs first."
+    if init and "running" in state:
+        return f"{_init(init)} runs first."
     if reason in PULL_FAILED:
-        why = message if first else said or message
+        why = message if init else said or message
         return f"{before}Its image {_image(pod, status)} could not be pulled and is tried again: {why}"
     if reason in NEVER:
         return f"{before}{_with_words(NEVER[str(reason)], message).text}"
@@ -366,13 +367,13 @@ def _of_container(pod: Pod) -> Cause | None:
 
 
 def _of_init_container(pod: Pod) -> Cause | None:
-    first, status = _next(pod)
+    init, status = _starting_container(pod)
     ended = status.get("state", {}).get("terminated") or {}
-    if not first or not ended or terminated(pod):  # those that stay beside the worker's end after it, as they may
+    if not init or not ended or terminated(pod):  # those that stay beside the worker's end after it, as they may
         return None
     message = str(ended.get("message") or "").strip()
     last = f" It printed: {message.splitlines()[-1]}" if message else ""
-    text = f"{first} has failed, with status {ended.get('exitCode')} ({ended.get('reason') or 'Error'}).{last}"
+    text = f"{_init(init)} has failed, with status {ended.get('exitCode')} ({ended.get('reason') or 'Error'}).{last}"
     return Cause("failed", text, WHOSE_CONTAINER)
 
 
@@ -397,8 +398,8 @@ def _container(pod: Pod) -> Mapping[str, Any]:
     return _worker_of(pod.get("status", {}).get("containerStatuses"))
 
 
-def _next(pod: Pod) -> tuple[str, Mapping[str, Any]]:
-    """Return the status of the container whose turn it is to start, after words for it, which the worker's has none of.
+def _starting_container(pod: Pod) -> tuple[str, Mapping[str, Any]]:
+    """Return the container whose turn it is to start: its name if it is an init container, else "", and its status.
 
     Init containers, which an overlay or the cluster adds, start before it, one after the other. Those that are always
     started again stay beside it.
@@ -406,11 +407,16 @@ def _next(pod: Pod) -> tuple[str, Mapping[str, Any]]:
     described = pod.get("spec", {}).get("initContainers") or ()
     stay = {each["name"] for each in described if each.get("restartPolicy") == "Always"}
     for status in pod.get("status", {}).get("initContainerStatuses") or ():
-        state, name = status.get("state", {}), status.get("name")
+        state, name = status.get("state", {}), str(status.get("name"))
         has_started = name in stay and status.get("started") and "running" in state
         if not has_started and (state.get("terminated") or {}).get("exitCode") != 0:
-            return f"Its init container {name}", status
+            return name, status
     return "", _container(pod)
+
+
+def _init(name: str) -> str:
+    """Return words for a pod's init container of this name, for the beginning of a sentence."""
+    return f"Its init container {name}"
 
 
 def _image(pod: Pod, status: Mapping[str, Any]) -> str:

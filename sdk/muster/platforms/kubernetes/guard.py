@@ -19,7 +19,7 @@ from muster.platforms.kubernetes.pods import GRACE_SECONDS, OWNER
 from muster.platforms.session_guard import SessionGuard, serve
 
 ENDS_SECONDS = GRACE_SECONDS + 5.0  # time that pods may take to end after they are deleted
-POLL_SECONDS = 2.0  # between two looks at them: what the documents say of the load of the cluster
+POLL_SECONDS = 2.0  # between two looks at pods, also by a session: what the documents say of the load of the cluster
 
 
 class PodGuard(SessionGuard):

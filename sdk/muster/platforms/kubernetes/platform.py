@@ -34,7 +34,7 @@ from muster.platforms.kubernetes.causes import (
 from muster.platforms.kubernetes.client import ApiClient, ApiRefused, ClusterGone
 from muster.platforms.kubernetes.defaults import PodDefaults, find_defaults
 from muster.platforms.kubernetes.exec_stream import ExecStream, open_exec
-from muster.platforms.kubernetes.guard import PodGuard, is_on_a_node, remove_everything, secrets_of
+from muster.platforms.kubernetes.guard import POLL_SECONDS, PodGuard, is_on_a_node, remove_everything, secrets_of
 from muster.platforms.kubernetes.kubeconfig import find_access
 from muster.platforms.kubernetes.limits import ClusterLimits, read_limits
 from muster.platforms.kubernetes.refusals import asking
@@ -46,8 +46,7 @@ from muster.text.arguments import Argument, ArgumentText
 
 KUEUE = "/apis/kueue.x-k8s.io"  # of the cluster's API
 AT_ONCE = 8  # requests to the cluster at the same time
-POLL_SECONDS = 2.0  # between two polls of the pods, also while they end
-IDLE_POLL_SECONDS = 6.0  # the same while nothing changes: connected agents report their ends themselves
+IDLE_POLL_SECONDS = 6.0  # between two polls while nothing changes: connected agents report their ends themselves
 DELAY_SECONDS = 10.0  # time that a pod may wait before its events are read, and between two such requests
 SIZE_SECONDS = 60.0  # between two requests for the size of an image that is being pulled
 MOST_PULLS = "500"  # events of ended pulls that are read for it
@@ -299,10 +298,10 @@ class KubernetesPlatform(Platform):
             agent = pods.agent_secret(setting)
             agent = self._make_secret(pods.owned_by(agent, defaults.owner) if defaults.owner else agent)
             owned = [pods.owned_by(each, {**agent, "apiVersion": "v1", "kind": "Secret"}) for each in made]
-            _at_once(self._make_secret, owned)
+            _for_each(self._make_secret, owned)
             named = zip(specs, pods.pods(specs, setting), strict=True)
             anchor = {**agent, "apiVersion": "v1", "kind": "Secret"}
-            _at_once(lambda pair: self._make_pod(pair[0], pods.owned_by(pair[1], anchor)), list(named))
+            _for_each(lambda pair: self._make_pod(pair[0], pods.owned_by(pair[1], anchor)), list(named))
         except BaseException:
             with contextlib.suppress(PlatformError):
                 self._remove(client, path, [pods.pod_name(spec) for spec in specs], [agent, *made], run_key)
@@ -384,7 +383,7 @@ class KubernetesPlatform(Platform):
                 client.delete(f"{path}/pods/{name}", gracePeriodSeconds="0")
 
         with asking("What a refused launch has left could not be deleted"):
-            _at_once(delete, names, goes_on=True)
+            _for_each(delete, names, goes_on=True)
             for secret in made:
                 client.delete(f"{path}/secrets/{secret['metadata']['name']}")
 
@@ -535,7 +534,7 @@ class KubernetesPlatform(Platform):
             self._delete(handle)
             self._deleted.add(handle)
 
-        _at_once(stop, handles, goes_on=True)
+        _for_each(stop, handles, goes_on=True)
 
     def _delete(self, handle: str) -> None:
         namespace, _, name = handle.partition("/")
@@ -594,7 +593,7 @@ class KubernetesPlatform(Platform):
         living = [handle for handle in self._workers if self._may_run(handle)]
         with asking("The workers could not be deleted"):
             self._told_to_stop.update(living)
-            _at_once(
+            _for_each(
                 self._delete, [*self._own, *(handle for handle in living if handle not in self._own)], goes_on=True
             )
         deadline = time.monotonic() + CLOSE_SECONDS
@@ -605,7 +604,7 @@ class KubernetesPlatform(Platform):
         if self._found is not None:
             path = f"/api/v1/namespaces/{self._found.namespace}"
             with asking("The workers' Secrets could not be deleted"):
-                _at_once(lambda name: client.delete(f"{path}/secrets/{name}"), self._secrets, goes_on=True)
+                _for_each(lambda name: client.delete(f"{path}/secrets/{name}"), self._secrets, goes_on=True)
 
     def _may_run(self, handle: str) -> bool:
         """Return whether a worker has not ended, or a node still has its pod, though it was stopped before it ran."""
@@ -647,7 +646,7 @@ def _is_same(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     return bool(is_ours and there.get("annotations", {}).get(pods.SUBMISSION) == here["annotations"][pods.SUBMISSION])
 
 
-def _at_once(call: Callable[[Any], object], items: Sequence[Any], *, goes_on: bool = False) -> None:
+def _for_each(call: Callable[[Any], object], items: Sequence[Any], *, goes_on: bool = False) -> None:
     """Call ``call`` for each item, several at the same time, wait for all calls, and raise the first error.
 
     Args:

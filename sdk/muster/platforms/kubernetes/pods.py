@@ -86,11 +86,6 @@ def pod_name(spec: WorkerSpec) -> str:
     return f"muster-{slug(spec.run_id, LARGEST_NAME - len(worker) - 8)}-{worker}"
 
 
-def secret_names(owner: str, submission: str, specs: Sequence[WorkerSpec], setting: PodSetting) -> list[str]:
-    """Return the names of a submission's Secrets: that of the agent, which owns the others, then those of configs."""
-    return [name_of_agent(owner, submission), *(name for name, _ in _shares(specs, setting))]
-
-
 def name_of_agent(owner: str, submission: str) -> str:
     """Return the name of the Secret with a submission's agent."""
     return f"muster-{owner}-{hashlib.sha256(submission.encode()).hexdigest()[:8]}"
