@@ -13,7 +13,7 @@ import pytest
 import yaml
 from muster.agent.places import symbol
 from muster.errors import LaunchRefused, PlatformError
-from muster.job import EndCause, Status
+from muster.job import EndCause, Status, Worker
 from muster.platforms.kubernetes import notes
 from muster.platforms.kubernetes.client import ClusterGone
 from muster.platforms.kubernetes.guard import remove_everything
@@ -354,6 +354,86 @@ def test_an_image_that_cannot_be_pulled_is_not_said_to_be_on_its_way(
         now[0] += 1.0
         (worker,) = platform.poll(["ml/a"])
     assert "could not be pulled and is tried again: dial tcp: refused" in str(worker.reason)
+    assert "being pulled" not in str(worker.reason)
+
+
+class Looks:
+    """A platform whose looks at its one pod find what a test says, at times that it says, too."""
+
+    def __init__(self, fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._now = 1000.0
+        clock = types.SimpleNamespace(monotonic=lambda: self._now, time=lambda: 1.8e9 + self._now)
+        monkeypatch.setattr("muster.platforms.kubernetes.platform.time", clock)
+        self._fake = fake
+        self._platform = KubernetesPlatform()
+        self.events: list[dict[str, Any]] = []
+
+    def look(self, status: dict[str, Any], **spec: Any) -> Worker:
+        """Find the pod with this status and these fields of its spec."""
+        placed = {"type": "PodScheduled", "status": "True"}
+        pod = made("a", {"phase": "Pending", "conditions": [placed], **status})
+        pod["spec"].update(spec)
+
+        def answer(method: str, path: str) -> Answer:
+            return Answer(200, {"items": self.events if "/events" in path else [pod]})
+
+        self._fake.otherwise = answer
+        self._now += 20.0
+        (worker,) = self._platform.reattach(["ml/a"])
+        return worker
+
+
+def waiting(name: str, reason: str, message: str = "") -> dict[str, Any]:
+    """The status of a container that waits."""
+    return {"name": name, "state": {"waiting": {"reason": reason, "message": message}}}
+
+
+BACK_OFF = ("ImagePullBackOff", 'Back-off pulling image "x"')  # all that clusters up to 1.30 say after an error
+
+
+def test_the_missing_image_of_a_container_before_the_worker_s_is_told_at_once(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, spec = Looks(fake, monkeypatch), {"initContainers": [{"name": "mesh", "image": "mesh:1"}]}
+    rest = {"containerStatuses": [waiting("worker", "PodInitializing")]}
+    looks.look({"initContainerStatuses": [waiting("mesh", "ErrImagePull", "mesh:1: not found")], **rest}, **spec)
+    worker = looks.look({"initContainerStatuses": [waiting("mesh", *BACK_OFF)], **rest}, **spec)
+    assert worker.status is Status.FAILED
+    assert "Its init container mesh: There is no image mesh:1. Kubernetes says: mesh:1: not found" in str(worker.reason)
+
+
+def test_an_error_of_pulling_an_image_is_not_told_of_the_next_container(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, spec = Looks(fake, monkeypatch), {"initContainers": [{"name": "mesh", "image": "mesh:1"}]}
+    looks.look({"initContainerStatuses": [waiting("mesh", "ErrImagePull", "connection refused")]}, **spec)
+    done = {"name": "mesh", "state": {"terminated": {"exitCode": 0}}}
+    ended = {"initContainerStatuses": [done], "containerStatuses": [waiting("worker", *BACK_OFF)]}
+    assert "connection refused" not in str(looks.look(ended, **spec).reason)
+
+
+def test_what_delays_a_pod_is_told_once_its_image_is_pulled_anew(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its node forgets the error when its kubelet is started again, or when the next container's image is pulled."""
+    looks = Looks(fake, monkeypatch)
+    for said in (("ErrImagePull", "connection refused"), BACK_OFF):
+        worker = looks.look({"containerStatuses": [waiting("worker", *said)]})
+        assert "tried again: connection refused" in str(worker.reason)
+    looks.events = [{"reason": "Pulling", "message": "Pulling image", "lastTimestamp": "2026-01-01T00:00:00Z"}]
+    looks.look({"containerStatuses": [waiting("worker", *BACK_OFF)]})
+    worker = looks.look({"containerStatuses": [waiting("worker", *BACK_OFF)]})
+    assert "being pulled" not in str(worker.reason)
+    worker = looks.look({"containerStatuses": [waiting("worker", "ContainerCreating")]})
+    assert "Its image is being pulled since 2026-01-01T00:00:00Z" in str(worker.reason)
+
+
+def test_an_image_is_not_told_as_pulled_and_as_tried_again_where_the_error_was_missed(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = Looks(fake, monkeypatch)
+    looks.events = [{"reason": "Pulling", "message": "Pulling image", "lastTimestamp": "2026-01-01T00:00:00Z"}]
+    for _ in range(3):  # events are read at the second, and told at the next
+        worker = looks.look({"containerStatuses": [waiting("worker", *BACK_OFF)]})
+    assert "tried again: Back-off" in str(worker.reason)
     assert "being pulled" not in str(worker.reason)
 
 

@@ -29,6 +29,18 @@ class Cause(NamedTuple):
     advice: str = ""
 
 
+class PullTrouble(NamedTuple):
+    """The trouble with pulling an image of a pod.
+
+    Attributes:
+        init: the init container's name; empty for the worker's container.
+        error: what Kubernetes has said of it; empty where that is not known.
+    """
+
+    init: str
+    error: str
+
+
 RESTART = ArgumentText(Argument("restarts", 1), " and a checkpoint in the script")
 MORE_MEMORY = ArgumentText("more ", Argument("memory", ""), " for each worker, or smaller batches")
 IMAGE = ArgumentText(Argument("image", ""), " a name that the cluster's nodes can pull")
@@ -188,7 +200,7 @@ def never_runs(pod: Pod, said: str = "") -> Cause | None:
 
     Args:
         pod: the pod.
-        said: an earlier error of pulling its image; afterwards Kubernetes only reports that it waits.
+        said: an earlier error of pulling the image of the container that is to start; see ``pull_trouble``.
     """
     init, status = _starting_container(pod)
     waiting = status.get("state", {}).get("waiting") or {}
@@ -197,7 +209,7 @@ def never_runs(pod: Pod, said: str = "") -> Cause | None:
         cause = _with_words(NEVER[reason], f"{reason}: {message}" if message else reason)
         if reason == "RunContainerError":
             cause = _of_start(pod, status, message or reason)
-    elif reason == "ImagePullBackOff" and (NO_IMAGE.search(message) or (said and not init and NO_IMAGE.search(said))):
+    elif reason == "ImagePullBackOff" and (NO_IMAGE.search(message) or NO_IMAGE.search(said)):
         cause = _image_cause(_image(pod, status), message if NO_IMAGE.search(message) else said)
     else:
         return None
@@ -211,11 +223,21 @@ def _is_never(reason: str, message: str, *, is_init: bool) -> bool:
     return reason in NEVER and not (NEVER[reason].kind != "image" and PASSING.search(message))
 
 
-def pull_trouble(pod: Pod) -> str:
-    """Return the error of pulling a pod's image; empty where there is none, or none is reported now."""
-    waiting = _container(pod).get("state", {}).get("waiting") or {}
+def pull_trouble(pod: Pod, before: PullTrouble | None) -> PullTrouble | None:
+    """Return the trouble with pulling the image of the container whose turn it is to start; None where there is none.
+
+    Args:
+        pod: the pod.
+        before: what this returned for an earlier look at it: after an error Kubernetes only reports that it waits.
+    """
+    init, status = _starting_container(pod)
+    waiting = status.get("state", {}).get("waiting") or {}
     message = str(waiting.get("message") or "")
-    return message if waiting.get("reason") in PULL_FAILED and not message.startswith("Back-off") else ""
+    if waiting.get("reason") not in PULL_FAILED:
+        return None
+    if not message.startswith("Back-off"):
+        return PullTrouble(init, message)
+    return before if before is not None and before.init == init else PullTrouble(init, "")
 
 
 def wait_of(pod: Pod, said: str = "") -> str:
@@ -235,8 +257,7 @@ def wait_of(pod: Pod, said: str = "") -> str:
     if init and "running" in state:
         return f"{_init(init)} runs first."
     if reason in PULL_FAILED:
-        why = message if init else said or message
-        return f"{before}Its image {_image(pod, status)} could not be pulled and is tried again: {why}"
+        return f"{before}Its image {_image(pod, status)} could not be pulled and is tried again: {said or message}"
     if reason in NEVER:
         return f"{before}{_with_words(NEVER[str(reason)], message).text}"
     if reason:  # ContainerCreating covers everything from volumes to images

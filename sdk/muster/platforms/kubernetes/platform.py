@@ -22,6 +22,7 @@ from muster.platforms.base import Platform, Reach, Relay, Storage
 from muster.platforms.kubernetes import notes, pods, rights, states
 from muster.platforms.kubernetes.causes import (
     Cause,
+    PullTrouble,
     delay_of_events,
     end_of_events,
     events_about,
@@ -114,7 +115,7 @@ class KubernetesPlatform(Platform):
         self._secrets: list[str] = []
         self._told_to_stop: set[str] = set()
         self._deleted: set[str] = set()  # those of these whose deletion the cluster has confirmed
-        self._pull_troubles: dict[str, str] = {}
+        self._pull_troubles: dict[str, PullTrouble] = {}
         self._looked_at = float("-inf")
         self._looked_for: frozenset[str] = frozenset()  # the workers that the last look was for
         self._seen: dict[str, dict[str, Any]] = {}
@@ -394,8 +395,9 @@ class KubernetesPlatform(Platform):
             return worker.moved(Status.FAILED, finished_at=time.time(), **_no_way(refusal))
         if pod is not None:
             self._remember(worker.id, pod)
-        now = states.seen(worker, pod, worker.id in self._told_to_stop, self._pull_troubles.get(worker.id, ""))
-        if now.status in WAITING and worker.id in self._delays and worker.id not in self._pull_troubles:
+        trouble = self._pull_troubles.get(worker.id)
+        now = states.seen(worker, pod, worker.id in self._told_to_stop, trouble.error if trouble else "")
+        if now.status in WAITING and worker.id in self._delays and trouble is None:
             return replace(now, reason=" ".join(filter(None, [now.reason, self._delays[worker.id]])))
         if not states.is_unexplained(now):
             return now
@@ -405,8 +407,9 @@ class KubernetesPlatform(Platform):
     def _remember(self, handle: str, pod: Mapping[str, Any]) -> None:
         """Remember what only this look at a pod may tell."""
         self._metadata[handle] = pod["metadata"]
-        if pull_trouble(pod):
-            self._pull_troubles[handle] = pull_trouble(pod)
+        trouble = pull_trouble(pod, self._pull_troubles.pop(handle, None))
+        if trouble is not None:
+            self._pull_troubles[handle] = trouble
         removal = removal_of(pod)
         if removal is not None:
             self._taken[handle] = removal
