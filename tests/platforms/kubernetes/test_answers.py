@@ -64,6 +64,7 @@ def test_the_events_of_an_older_pod_of_that_name_say_nothing_of_a_pod(fake: Fake
         fake.otherwise = lambda method, path: Answer(200, {"items": [listed]})
         platform = KubernetesPlatform()
         platform.reattach(["ml/p"])
+        assert [*platform._metadata["ml/p"]] == ["uid", "creationTimestamp"], "all else is large and not needed"
         fake.otherwise = lambda method, path: Answer(200, {"items": [event] if "/events" in path else []})
         return platform.reattach(["ml/p"])[0].cause
 

@@ -119,7 +119,7 @@ class KubernetesPlatform(Platform):
         self._looked_at = float("-inf")
         self._looked_for: frozenset[str] = frozenset()  # the workers that the last look was for
         self._seen: dict[str, dict[str, Any]] = {}
-        self._metadata: dict[str, Mapping[str, Any]] = {}  # of each pod as it was last seen
+        self._metadata: dict[str, Mapping[str, Any]] = {}  # what events about a pod are told by, of each pod
         self._relays: list[Tunnels] = []
         self._taken: dict[str, Cause] = {}  # why pods are being deleted, or are about to be
         self._delays: dict[str, str] = {}  # what delays waiting pods; the one that was asked about last comes last
@@ -406,7 +406,7 @@ class KubernetesPlatform(Platform):
 
     def _remember(self, handle: str, pod: Mapping[str, Any]) -> None:
         """Remember what only this look at a pod may tell."""
-        self._metadata[handle] = pod["metadata"]
+        self._metadata[handle] = {name: pod["metadata"].get(name) for name in ("uid", "creationTimestamp")}
         trouble = pull_trouble(pod, self._pull_troubles.pop(handle, None))
         if trouble is not None:
             self._pull_troubles[handle] = trouble
