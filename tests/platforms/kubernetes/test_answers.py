@@ -6,6 +6,7 @@ import json
 import time
 import types
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from muster.platforms.kubernetes.platform import KubernetesPlatform, _for_each
 from muster.platforms.session_guard import owner
 
 from tests.platforms.kubernetes.fake_server import Answer, Fake, fake_server
-from tests.support import Run
+from tests.support import Run, eventually
 
 META = {"name": "p", "labels": {"muster/owner": "a"}}
 POD: dict[str, Any] = {"metadata": META, "spec": {}, "status": {"phase": "Pending"}}
@@ -229,6 +230,28 @@ def test_a_platform_s_secrets_go_once_its_pods_have_ended(
     assert [method for method, what in ends if what == "secrets"] == ["DELETE"] * 2
     assert ("GET", "pods") not in ends[ends.index(("DELETE", "secrets")) :], "nobody is waited for any more"
     assert ends.count(("GET", "pods")) >= 2
+
+
+def test_pods_that_are_made_after_a_close_that_failed_are_not_its_guard_s_to_remove(fake: Fake, run: Run) -> None:
+    deletion = Answer(403, {"message": "cannot delete"})
+
+    def answer(method: str, path: str) -> Answer:
+        if method == "POST":
+            return Answer(201, {"metadata": {"name": "x", "uid": "u"}, "kind": "Secret"})
+        return deletion if method == "DELETE" else Answer(200, {"items": []})
+
+    fake.otherwise = answer
+    platform = KubernetesPlatform(image="my/image:1")
+    spec = run.spec(scratch=Path(symbol("scratch")), cwd=symbol("scratch"))
+    platform.submit([spec], "first")
+    with pytest.raises(PlatformError):
+        platform.close()
+    deletion = Answer(200)
+    platform.submit([replace(spec, generation=1)], "second")
+    platform.close()
+    eventually(lambda: not any(notes.folder().iterdir()), "the first guard has removed everything")
+    deleted = [path.rpartition("/")[2] for method, path, _ in fake.asked if method == "DELETE" and "secrets" in path]
+    assert len({name.split("-")[1] for name in deleted}) == 2, "the owners that Secrets are named by"
 
 
 def test_a_sweep_removes_secrets_without_pods_by_the_note_of_who_made_them(fake: Fake, muster_home: Path) -> None:

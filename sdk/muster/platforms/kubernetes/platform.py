@@ -511,6 +511,8 @@ class KubernetesPlatform(Platform):
             if self._guard is not None:
                 self._guard.clean_up()
                 self._guard = None
+            # What is launched from now on is not that guard's to remove.
+            self._owner, self._secrets = secrets.token_hex(5), []
             raise
         guard, self._guard = self._guard, None
         if guard is not None:
