@@ -6,6 +6,7 @@ import json
 import time
 import types
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import yaml
 from muster.agent.places import symbol
 from muster.errors import LaunchRefused, PlatformError
-from muster.job import EndCause, Status
+from muster.job import EndCause, Status, Worker
 from muster.platforms.kubernetes import notes
 from muster.platforms.kubernetes.client import ClusterGone
 from muster.platforms.kubernetes.guard import remove_everything
@@ -21,7 +22,7 @@ from muster.platforms.kubernetes.platform import KubernetesPlatform, _for_each
 from muster.platforms.session_guard import owner
 
 from tests.platforms.kubernetes.fake_server import Answer, Fake, fake_kubeconfig, fake_server
-from tests.support import Run
+from tests.support import Run, eventually
 
 META = {"name": "p", "labels": {"muster/owner": "a"}}
 POD: dict[str, Any] = {"metadata": META, "spec": {}, "status": {"phase": "Pending"}}
@@ -58,6 +59,7 @@ def test_the_events_of_an_older_pod_of_that_name_say_nothing_of_a_pod(fake: Fake
         fake.otherwise = lambda method, path: Answer(200, {"items": [listed]})
         platform = KubernetesPlatform()
         platform.reattach(["ml/p"])
+        assert [*platform._metadata["ml/p"]] == ["uid", "creationTimestamp"], "all else is large and not needed"
         fake.otherwise = lambda method, path: Answer(200, {"items": [event] if "/events" in path else []})
         return platform.reattach(["ml/p"])[0].cause
 
@@ -253,6 +255,28 @@ def test_a_platform_s_secrets_go_once_its_pods_have_ended(
     assert ends.count(("GET", "pods")) >= 2
 
 
+def test_pods_that_are_made_after_a_close_that_failed_are_not_its_guard_s_to_remove(fake: Fake, run: Run) -> None:
+    deletion = Answer(403, {"message": "cannot delete"})
+
+    def answer(method: str, path: str) -> Answer:
+        if method == "POST":
+            return Answer(201, {"metadata": {"name": "x", "uid": "u"}, "kind": "Secret"})
+        return deletion if method == "DELETE" else Answer(200, {"items": []})
+
+    fake.otherwise = answer
+    platform = KubernetesPlatform(image="my/image:1")
+    spec = run.spec(scratch=Path(symbol("scratch")), cwd=symbol("scratch"))
+    platform.submit([spec], "first")
+    with pytest.raises(PlatformError):
+        platform.close()
+    deletion = Answer(200)
+    platform.submit([replace(spec, generation=1)], "second")
+    platform.close()
+    eventually(lambda: not any(notes.folder().iterdir()), "the first guard has removed everything")
+    deleted = [path.rpartition("/")[2] for method, path, _ in fake.asked if method == "DELETE" and "secrets" in path]
+    assert len({name.split("-")[1] for name in deleted}) == 2, "the owners that Secrets are named by"
+
+
 def test_a_sweep_removes_secrets_without_pods_by_the_note_of_who_made_them(fake: Fake, muster_home: Path) -> None:
     gone = ".".join([*owner().split(".")[:3], "1", "1"])
     facts = {
@@ -416,6 +440,86 @@ def test_an_image_that_is_being_pulled_is_told_with_the_size_that_another_pod_s_
     fake.asked.clear()
     assert reason_after(300) == "Its image my/a:1 (2.5 GB) is being pulled since 2026-01-01T00:00:00Z."
     assert sum("reason%3DPulled" in path for _, path, _ in fake.asked) == 1  # and never again once it is known
+
+
+class Looks:
+    """A platform whose looks at its one pod find what a test says, at times that it says, too."""
+
+    def __init__(self, fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._now = 1000.0
+        clock = types.SimpleNamespace(monotonic=lambda: self._now, time=lambda: 1.8e9 + self._now)
+        monkeypatch.setattr("muster.platforms.kubernetes.platform.time", clock)
+        self._fake = fake
+        self._platform = KubernetesPlatform()
+        self.events: list[dict[str, Any]] = []
+
+    def look(self, status: dict[str, Any], **spec: Any) -> Worker:
+        """Find the pod with this status and these fields of its spec."""
+        placed = {"type": "PodScheduled", "status": "True"}
+        pod = made("a", {"phase": "Pending", "conditions": [placed], **status})
+        pod["spec"].update(spec)
+
+        def answer(method: str, path: str) -> Answer:
+            return Answer(200, {"items": self.events if "/events" in path else [pod]})
+
+        self._fake.otherwise = answer
+        self._now += 20.0
+        (worker,) = self._platform.reattach(["ml/a"])
+        return worker
+
+
+def waiting(name: str, reason: str, message: str = "") -> dict[str, Any]:
+    """The status of a container that waits."""
+    return {"name": name, "state": {"waiting": {"reason": reason, "message": message}}}
+
+
+BACK_OFF = ("ImagePullBackOff", 'Back-off pulling image "x"')  # all that clusters up to 1.30 say after an error
+
+
+def test_the_missing_image_of_a_container_before_the_worker_s_is_told_at_once(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, spec = Looks(fake, monkeypatch), {"initContainers": [{"name": "mesh", "image": "mesh:1"}]}
+    rest = {"containerStatuses": [waiting("worker", "PodInitializing")]}
+    looks.look({"initContainerStatuses": [waiting("mesh", "ErrImagePull", "mesh:1: not found")], **rest}, **spec)
+    worker = looks.look({"initContainerStatuses": [waiting("mesh", *BACK_OFF)], **rest}, **spec)
+    assert worker.status is Status.FAILED
+    assert "Its init container mesh: There is no image mesh:1. Kubernetes says: mesh:1: not found" in str(worker.reason)
+
+
+def test_an_error_of_pulling_an_image_is_not_told_of_the_next_container(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, spec = Looks(fake, monkeypatch), {"initContainers": [{"name": "mesh", "image": "mesh:1"}]}
+    looks.look({"initContainerStatuses": [waiting("mesh", "ErrImagePull", "connection refused")]}, **spec)
+    done = {"name": "mesh", "state": {"terminated": {"exitCode": 0}}}
+    ended = {"initContainerStatuses": [done], "containerStatuses": [waiting("worker", *BACK_OFF)]}
+    assert "connection refused" not in str(looks.look(ended, **spec).reason)
+
+
+def test_what_delays_a_pod_is_told_once_its_image_is_pulled_anew(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its node forgets the error when its kubelet is started again, or when the next container's image is pulled."""
+    looks = Looks(fake, monkeypatch)
+    for said in (("ErrImagePull", "connection refused"), BACK_OFF):
+        worker = looks.look({"containerStatuses": [waiting("worker", *said)]})
+        assert "tried again: connection refused" in str(worker.reason)
+    looks.events = [{"reason": "Pulling", "message": "Pulling image", "lastTimestamp": "2026-01-01T00:00:00Z"}]
+    looks.look({"containerStatuses": [waiting("worker", *BACK_OFF)]})
+    worker = looks.look({"containerStatuses": [waiting("worker", *BACK_OFF)]})
+    assert "being pulled" not in str(worker.reason)
+    worker = looks.look({"containerStatuses": [waiting("worker", "ContainerCreating")]})
+    assert "Its image is being pulled since 2026-01-01T00:00:00Z" in str(worker.reason)
+
+
+def test_an_image_is_not_told_as_pulled_and_as_tried_again_where_the_error_was_missed(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = Looks(fake, monkeypatch)
+    looks.events = [{"reason": "Pulling", "message": "Pulling image", "lastTimestamp": "2026-01-01T00:00:00Z"}]
+    for _ in range(3):  # events are read at the second, and told at the next
+        worker = looks.look({"containerStatuses": [waiting("worker", *BACK_OFF)]})
+    assert "tried again: Back-off" in str(worker.reason)
+    assert "being pulled" not in str(worker.reason)
 
 
 def test_what_delays_pods_is_asked_for_one_after_the_other_and_never_where_that_is_refused(

@@ -58,6 +58,18 @@ def disrupted(reason: str, kind: str = "DisruptionTarget") -> dict[str, Any]:
     return pod("Failed", ended(137), conditions=(PLACED, condition))
 
 
+# What runtimes say of a container that does not start: runc and crun of its program, and others of its node.
+CREATED = "failed to create containerd task: failed to create shim task: "
+NO_PYTHON = (
+    f"{CREATED}OCI runtime create failed: runc create failed: unable to start container process: "
+    'exec: "python3": executable file not found in $PATH: unknown'
+)
+NO_PYTHON_BY_CRUN = "executable file `python3` not found in $PATH: No such file or directory"
+NO_GPU = "error running prestart hook #0: stderr: nvidia-container-cli: device error: GPU-1: unknown device: unknown"
+NO_RUNTIME = f'{CREATED}exec: "nvidia-container-runtime": executable file not found in $PATH: unknown'
+NO_DEVICE = f"{CREATED}error gathering device information: stat /dev/nvidia0: no such file or directory: unknown"
+
+
 def test_a_pod_for_a_node_that_is_not_there_says_which() -> None:
     shown = pod(conditions=())
     shown["spec"] = {**shown.get("spec", {}), "nodeName": "node9"}
@@ -189,6 +201,14 @@ def test_a_pod_that_will_never_run_has_failed(shown: dict[str, Any], said: str, 
         (pod("Failed", ended(137, "OOMKilled")), EndCause.MEMORY, "its limit is 567M"),
         (pod("Failed", ended(137)), EndCause.LOST, "SIGKILL"),
         (pod("Failed", ended(128, "StartError", 'exec: "python3": not found')), None, "cannot run python3.*not found"),
+        (pod("Failed", ended(128, "StartError", NO_PYTHON)), None, "cannot run python3.*in .PATH"),
+        (pod("Failed", ended(128, "StartError", NO_PYTHON_BY_CRUN)), None, "cannot run python3.*in .PATH"),
+        (pod("Failed", ended(128, "StartError", 'exec: "python3": permission denied')), None, "cannot run python3"),
+        (pod("Failed", ended(127, "ContainerCannotRun", "no such file")), None, "cannot run python3.*no such file"),
+        (pod("Failed", ended(128, "StartError", "context deadline exceeded")), EndCause.LOST, "cannot start.*deadline"),
+        (pod("Failed", ended(128, "StartError", NO_GPU)), EndCause.LOST, "cannot start.*GPU-1"),
+        (pod("Failed", ended(128, "StartError", NO_RUNTIME)), EndCause.LOST, "cannot start.*-runtime"),
+        (pod("Failed", ended(128, "StartError", NO_DEVICE)), EndCause.LOST, "cannot start.*nvidia0"),
         (pod("Failed", ended(1, message="Traceback\nImportError: x")), None, "status 1 .*printed: ImportError: x"),
         (pod("Failed"), None, "does not say why"),
         (None, EndCause.CANCELLED, "gone"),
@@ -267,6 +287,27 @@ def test_a_container_that_was_put_before_the_worker_s_and_fails_is_named(shown: 
     assert (worker.status, worker.cause) == (Status.FAILED, None)
     assert re.search(words, str(worker.reason), re.DOTALL)
     assert "puts that container into pods" in str(worker.advice)
+
+
+def test_a_node_that_cannot_start_a_container_is_one_that_restarts_may_replace() -> None:
+    """Whether the runtime's words are of the worker's container or of one before it, and already before the end."""
+    for shown in (
+        pod("Failed", ended(128, "StartError", NO_GPU)),
+        pod(state=waits("RunContainerError", NO_GPU)),
+        behind(ended(128, "StartError", NO_GPU), "Failed"),
+        behind(waits("RunContainerError", NO_GPU)),
+    ):
+        worker = look(shown)
+        assert (worker.status, worker.cause) == (Status.FAILED, EndCause.LOST)
+        assert "ode cannot start its container. Kubernetes says: " in str(worker.reason)
+        assert "restarts=1" in str(worker.advice)
+    no_python = look(pod(state=waits("RunContainerError", NO_PYTHON)))
+    assert (no_python.status, no_python.cause) == (Status.FAILED, None)
+    assert "Its image my/image:1 cannot run python3. Kubernetes says: failed to create" in str(no_python.reason)
+    no_program = look(behind(ended(128, "StartError", 'exec: "/bin/mesh": no such file or directory'), "Failed"))
+    assert (no_program.status, no_program.cause) == (Status.FAILED, None)
+    assert "init container mesh-init: Its image mesh:1 cannot run its program" in str(no_program.reason)
+    assert "puts that container into pods" in str(no_program.advice)
 
 
 def test_a_container_that_starts_before_the_worker_s_and_stays_is_not_waited_for() -> None:

@@ -30,12 +30,25 @@ class Cause(NamedTuple):
     advice: str = ""
 
 
+class PullTrouble(NamedTuple):
+    """The trouble with pulling an image of a pod.
+
+    Attributes:
+        init: the init container's name; empty for the worker's container.
+        error: what Kubernetes has said of it; empty where that is not known.
+    """
+
+    init: str
+    error: str
+
+
 RESTART = ArgumentText(Argument("restarts", 1), " and a checkpoint in the script")
 MORE_MEMORY = ArgumentText("more ", Argument("memory", ""), " for each worker, or smaller batches")
 IMAGE = ArgumentText(Argument("image", ""), " a name that the cluster's nodes can pull")
 IMAGE_WITH_PYTHON = ArgumentText(Argument("image", ""), " one with Python 3.6 or later")
 ANOTHER_NODE = ArgumentText("run again, or ", RESTART, ": the cluster chooses a node anew")
 CONTAINER_ASKS = ArgumentText("what ", Argument("overlay", ""), " and ", Argument("user", ""), " ask of the container")
+NODE_OR_CONTAINER = ArgumentText(ANOTHER_NODE, "; or ", CONTAINER_ASKS)
 WHOSE_CONTAINER = ArgumentText(
     "ask who puts that container into pods: ", Argument("overlay", ""), ", or the cluster, as for a mesh"
 )
@@ -96,7 +109,7 @@ NEVER = {
     "ErrImageNeverPull": Cause("image", "Its image is not on the node, and may not be pulled", IMAGE),
     "CreateContainerConfigError": Cause("container", "Its container cannot be made as it is described", CONTAINER_ASKS),
     "CreateContainerError": Cause("container", "Its node cannot make its container", CONTAINER_ASKS),
-    "RunContainerError": Cause("container", "Its node cannot start its container", CONTAINER_ASKS),
+    "RunContainerError": Cause("refused by node", "Its node cannot start its container", NODE_OR_CONTAINER),
     "CrashLoopBackOff": Cause("container", "Its container ends again and again", IMAGE_WITH_PYTHON),
 }
 PASSING = re.compile(
@@ -104,6 +117,12 @@ PASSING = re.compile(
     re.IGNORECASE,
 )
 PREPARED = "Its node prepares it"  # the beginning of what is said of a pod of which nothing more is known
+NOT_STARTED = ("ContainerCannotRun", "StartError")  # reasons of a container that ended as it was to be started
+# What runc and crun say where the image is to blame for that: its program is none, or is missing.
+NO_PROGRAM = re.compile(
+    r"\bexec:? .*(?:not found|no such file|permission denied|is a directory|exec format error)|executable file .*found",
+    re.IGNORECASE,
+)
 PULL_FAILED = ("ErrImagePull", "ImagePullBackOff")
 NO_IMAGE = re.compile(
     r"not found|manifest unknown|name unknown|does not exist|denied|unauthorized|authorization failed"
@@ -206,32 +225,44 @@ def never_runs(pod: Pod, said: str = "") -> Cause | None:
 
     Args:
         pod: the pod.
-        said: an earlier error of pulling its image; afterwards Kubernetes only reports that it waits.
+        said: an earlier error of pulling the image of the container that is to start; see ``pull_trouble``.
     """
     init, status = _starting_container(pod)
     waiting = status.get("state", {}).get("waiting") or {}
     reason, message = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
     if _is_never(reason, message, is_init=bool(init)):
         cause = _with_words(NEVER[reason], f"{reason}: {message}" if message else reason)
-    elif reason == "ImagePullBackOff" and (NO_IMAGE.search(message) or (said and not init and NO_IMAGE.search(said))):
+        if reason == "RunContainerError":
+            cause = _of_start(pod, status, message or reason)
+    elif reason == "ImagePullBackOff" and (NO_IMAGE.search(message) or NO_IMAGE.search(said)):
         cause = _image_cause(_image(pod, status), message if NO_IMAGE.search(message) else said)
     else:
         return None
-    return cause._replace(text=f"{_init(init)}: {cause.text}", advice=WHOSE_CONTAINER) if init else cause
+    return _of_init(init, cause) if init else cause
 
 
 def _is_never(reason: str, message: str, *, is_init: bool) -> bool:
     """Return whether a waiting container will not start by itself."""
     if is_init and reason == "CrashLoopBackOff":  # it is one that stays beside the worker's, and is started again
         return False
-    return reason in NEVER and not (NEVER[reason].kind == "container" and PASSING.search(message))
+    return reason in NEVER and not (NEVER[reason].kind != "image" and PASSING.search(message))
 
 
-def pull_trouble(pod: Pod) -> str:
-    """Return the error of pulling a pod's image; empty where there is none, or none is reported now."""
-    waiting = _container(pod).get("state", {}).get("waiting") or {}
+def pull_trouble(pod: Pod, before: PullTrouble | None) -> PullTrouble | None:
+    """Return the trouble with pulling the image of the container whose turn it is to start; None where there is none.
+
+    Args:
+        pod: the pod.
+        before: what this returned for an earlier look at it: after an error Kubernetes only reports that it waits.
+    """
+    init, status = _starting_container(pod)
+    waiting = status.get("state", {}).get("waiting") or {}
     message = str(waiting.get("message") or "")
-    return message if waiting.get("reason") in PULL_FAILED and not message.startswith("Back-off") else ""
+    if waiting.get("reason") not in PULL_FAILED:
+        return None
+    if not message.startswith("Back-off"):
+        return PullTrouble(init, message)
+    return before if before is not None and before.init == init else PullTrouble(init, "")
 
 
 def wait_of(pod: Pod, said: str = "") -> str:
@@ -251,8 +282,7 @@ def wait_of(pod: Pod, said: str = "") -> str:
     if init and "running" in state:
         return f"{_init(init)} runs first."
     if reason in PULL_FAILED:
-        why = message if init else said or message
-        return f"{before}Its image {_image(pod, status)} could not be pulled and is tried again: {why}"
+        return f"{before}Its image {_image(pod, status)} could not be pulled and is tried again: {said or message}"
     if reason in NEVER:
         return f"{before}{_with_words(NEVER[str(reason)], message).text}"
     if reason:  # ContainerCreating covers everything from volumes to images
@@ -353,10 +383,10 @@ def _of_container(pod: Pod) -> Cause | None:
         limit = container_limit(pod)
         allowed = f" (its limit is {limit})" if limit else ""
         return Cause("memory", f"It ran out of memory{allowed} and was ended: OOMKilled.", MORE_MEMORY)
-    if reason in ("ContainerCannotRun", "StartError") or code in (126, 127):
-        python = (_described(pod).get("command") or ["python3"])[0]
-        text = f"Its image {image_of(pod)} cannot run {python}. Kubernetes says: {message or reason}"
-        return Cause("image", text, IMAGE_WITH_PYTHON)
+    if code in (126, 127):
+        return _no_program(_described(pod), message or reason)
+    if reason in NOT_STARTED:
+        return _of_start(pod, container, message or reason)
     if code == 137:
         text = "Its container was killed (SIGKILL): by somebody, or by its node for want of memory."
         return Cause("killed", text, ArgumentText(MORE_MEMORY, "; or ", RESTART))
@@ -372,9 +402,35 @@ def _of_init_container(pod: Pod) -> Cause | None:
     if not init or not ended or terminated(pod):  # those that stay beside the worker's end after it, as they may
         return None
     message = str(ended.get("message") or "").strip()
+    if ended.get("reason") in NOT_STARTED:
+        return _of_init(init, _of_start(pod, status, message or str(ended["reason"])))
     last = f" It printed: {message.splitlines()[-1]}" if message else ""
     text = f"{_init(init)} has failed, with status {ended.get('exitCode')} ({ended.get('reason') or 'Error'}).{last}"
     return Cause("failed", text, WHOSE_CONTAINER)
+
+
+def _of_start(pod: Pod, status: Mapping[str, Any], said: str) -> Cause:
+    """Return why a container, which has this status, could not be started: for its image, or else for its node.
+
+    The pod never starts it again; where its node is to blame, another one may.
+    """
+    described = _description(pod, status)
+    program = (described.get("command") or [""])[0].rpartition("/")[2]
+    if NO_PROGRAM.search(said) and program in said:  # not a program of the node's own, such as a runtime for GPUs
+        return _no_program(described, said)
+    return _with_words(NEVER["RunContainerError"], said)
+
+
+def _no_program(described: Mapping[str, Any], said: str) -> Cause:
+    program = (described.get("command") or ["its program"])[0]
+    text = f"Its image {described.get('image', '')} cannot run {program}. Kubernetes says: {said}"
+    return Cause("image", text, IMAGE_WITH_PYTHON)
+
+
+def _of_init(name: str, cause: Cause) -> Cause:
+    """Return a cause as that of an init container; whoever put that there knows what to try, unless it is its node."""
+    advice = ANOTHER_NODE if cause.kind == "refused by node" else WHOSE_CONTAINER
+    return cause._replace(text=f"{_init(name)}: {cause.text}", advice=advice)
 
 
 def terminated(pod: Pod) -> Mapping[str, Any]:
@@ -420,11 +476,16 @@ def _init(name: str) -> str:
 
 
 def _image(pod: Pod, status: Mapping[str, Any]) -> str:
-    """Return the image of a container that has this status; the worker's is known before that has one."""
+    """Return the image of a container that has this status."""
+    return str(_description(pod, status).get("image", ""))
+
+
+def _description(pod: Pod, status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return from a pod's spec the container that has this status; the worker's is known before that has one."""
     spec = pod.get("spec", {})
     described = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
     name = status.get("name", CONTAINER)
-    return next((str(each.get("image", "")) for each in described if each.get("name") == name), "")
+    return next((each for each in described if each.get("name") == name), {})
 
 
 def _worker_of(entries: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any]:

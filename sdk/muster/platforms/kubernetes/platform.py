@@ -23,6 +23,7 @@ from muster.platforms.kubernetes import notes, pods, pulls, rights, states
 from muster.platforms.kubernetes.causes import (
     PREPARED,
     Cause,
+    PullTrouble,
     delay_in_words,
     end_by_node,
     end_of_events,
@@ -121,11 +122,11 @@ class KubernetesPlatform(Platform):
         self._secrets: list[str] = []
         self._told_to_stop: set[str] = set()
         self._deleted: set[str] = set()  # those of these whose deletion the cluster has confirmed
-        self._pull_troubles: dict[str, str] = {}
+        self._pull_troubles: dict[str, PullTrouble] = {}
         self._looked_at = float("-inf")
         self._looked_for: frozenset[str] = frozenset()  # the workers that the last look was for
         self._seen: dict[str, dict[str, Any]] = {}
-        self._metadata: dict[str, Mapping[str, Any]] = {}  # of each pod as it was last seen
+        self._metadata: dict[str, Mapping[str, Any]] = {}  # what events about a pod are told by, of each pod
         self._relays: list[Tunnels] = []
         self._taken: dict[str, Cause] = {}  # why pods are being deleted, or are about to be
         self._may_see_nodes = True
@@ -435,8 +436,9 @@ class KubernetesPlatform(Platform):
             return worker.moved(Status.FAILED, finished_at=time.time(), **_no_way(refusal))
         if pod is not None:
             self._remember(worker.id, pod)
-        now = states.seen(worker, pod, worker.id in self._told_to_stop, self._pull_troubles.get(worker.id, ""))
-        if now.status in WAITING and self._delays.get(worker.id) and worker.id not in self._pull_troubles:
+        trouble = self._pull_troubles.get(worker.id)
+        now = states.seen(worker, pod, worker.id in self._told_to_stop, trouble.error if trouble else "")
+        if now.status in WAITING and self._delays.get(worker.id) and trouble is None:
             said = "" if str(now.reason).startswith(PREPARED) else now.reason  # then the delay says more
             return replace(now, reason=" ".join(filter(None, [said, self._delays[worker.id]])))
         if not states.is_unexplained(now):
@@ -446,11 +448,12 @@ class KubernetesPlatform(Platform):
 
     def _remember(self, handle: str, pod: Mapping[str, Any]) -> None:
         """Remember what only this look at a pod may tell."""
-        self._metadata[handle] = pod["metadata"]
+        self._metadata[handle] = {name: pod["metadata"].get(name) for name in ("uid", "creationTimestamp")}
         if pod.get("spec", {}).get("nodeName"):
             self._node_of.setdefault(handle, pod["spec"]["nodeName"])
-        if pull_trouble(pod):
-            self._pull_troubles[handle] = pull_trouble(pod)
+        trouble = pull_trouble(pod, self._pull_troubles.pop(handle, None))
+        if trouble is not None:
+            self._pull_troubles[handle] = trouble
         removal = removal_of(pod)
         if removal is not None:
             self._taken[handle] = removal
@@ -578,6 +581,8 @@ class KubernetesPlatform(Platform):
             if self._guard is not None:
                 self._guard.clean_up()
                 self._guard = None
+            # What is launched from now on is not that guard's to remove.
+            self._owner, self._secrets = secrets.token_hex(5), []
             raise
         guard, self._guard = self._guard, None
         if guard is not None:

@@ -42,7 +42,7 @@ def seen(worker: Worker, pod: Mapping[str, Any] | None, was_stopped: bool, said:
         worker: the worker's last known state.
         pod: its pod; None where there is none.
         was_stopped: whether ``stop`` was called for it.
-        said: an earlier error of pulling its image.
+        said: as ``causes.never_runs`` takes it.
     """
     if worker.status.is_final:
         return worker
