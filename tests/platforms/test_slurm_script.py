@@ -36,7 +36,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """Commands that stand in for Slurm's."""
     made = StandIn(tmp_path / "slurm")
     monkeypatch.setenv("PATH", made.path)
-    for name in ("SLURM_JOB_ID", "SBATCH_EXCLUSIVE"):
+    for name in ("SLURM_JOB_ID", "SBATCH_EXCLUSIVE", "SBATCH_PARTITION"):
         monkeypatch.delenv(name, raising=False)
     return made
 
@@ -152,6 +152,20 @@ def test_workers_that_have_a_node_s_gpus_each_are_on_nodes_of_their_own(
         *directives, _ = [line.removeprefix("#SBATCH ") for line in text.splitlines()]
         assert not [word for word in directives if word.startswith("--nodes")]
         assert {"--gres=gpu:1", "--ntasks-per-node=1", of_the_node} <= {*directives}
+
+
+def test_workers_fit_into_the_partition_that_sbatch_reads_from_the_environment(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ("main*|infinite|NO|n1|127.0.0.1|4|8000|idle|(null)", "big|infinite|NO|n2|127.0.0.1|64|8000|idle|(null)")
+    stand_in.says("sinfo", "".join(f"{line}\n" for line in lines))
+    with pytest.raises(ResourceError):
+        SlurmPlatform().shortages([Resources(32, 1)])
+    monkeypatch.setenv("SBATCH_PARTITION", "big")
+    assert SlurmPlatform().shortages([Resources(32, 1)]) == []
+    assert SlurmPlatform().describe() == "slurm, partition big"
+    with pytest.raises(ResourceError):
+        SlurmPlatform(partition="main").shortages([Resources(32, 1)])
 
 
 def test_a_number_of_nodes_may_be_a_number(stand_in: StandIn) -> None:

@@ -157,7 +157,11 @@ class SlurmPlatform(Platform):
             what = "Slurm's configuration could not be read"
             self._selection = selection_of(commands.ask("scontrol", "show", "config", what=what))
             self._known_at = time.monotonic()
-        return chosen(self._partitions, None if self.allocation else self.partition)
+        return chosen(self._partitions, None if self.allocation else self._named())
+
+    def _named(self) -> str | None:
+        """Return the partitions that the user names, here or to sbatch, separated by commas; None for none."""
+        return self.partition or os.environ.get("SBATCH_PARTITION")
 
     def _flags(self) -> dict[str, str]:
         """Return the user's options for sbatch, by name. Raises JobError."""
@@ -267,7 +271,7 @@ class SlurmPlatform(Platform):
 
     def _nodes_now(self) -> list[Node]:
         """Return the nodes of the partitions that jobs go to, in their present states."""
-        return [node for partition in chosen(partitions(), self.partition) for node in partition.nodes]
+        return [node for partition in chosen(partitions(), self._named()) for node in partition.nodes]
 
     def _start(self, made: Submission, specs: Sequence[WorkerSpec]) -> list[str]:
         """Start a step of the job that this session runs in. Raises OSError."""
