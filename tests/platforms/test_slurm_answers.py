@@ -608,6 +608,26 @@ def test_a_job_that_cannot_be_cancelled_is_left_to_the_guard(
     assert not any((muster_home / "slurm").iterdir())
 
 
+def test_jobs_whose_end_nobody_waits_for_are_left_to_the_guard(
+    cluster: StandIn, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform = SlurmPlatform()
+    platform.submit([run.spec()], "key")
+    guard = platform._guard
+    assert guard is not None
+
+    def interrupt(made: Submission) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(platform, "_is_over", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            platform.close()
+    eventually(lambda: "--me" in cluster.asked("scancel")[-1], "the guard cancels")
+    os.kill(guard.pid, signal.SIGKILL)
+    platform.close()
+
+
 def test_a_guard_removes_the_files_of_jobs_that_never_began(
     cluster: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

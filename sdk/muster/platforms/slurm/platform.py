@@ -409,7 +409,7 @@ class SlurmPlatform(Platform):
         guard = self._guard
         try:
             self._end_all()
-        except PlatformError:
+        except BaseException:  # also an interrupt, as nobody else would wait for their ends
             self._guard = None
             if guard is not None:
                 guard.clean_up()
