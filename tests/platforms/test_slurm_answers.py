@@ -36,7 +36,7 @@ from muster.platforms.slurm.platform import SlurmPlatform
 from muster.platforms.slurm.queue import Queue
 from muster.platforms.slurm.states import state_of
 from muster.platforms.slurm.submissions import Submission, Task
-from muster.platforms.slurm.words import can_never_run, why_pending
+from muster.platforms.slurm.words import why_never, why_pending
 from muster.security.ssh import write_private
 
 from tests.platforms.slurm_stand_in import StandIn
@@ -332,7 +332,7 @@ def kind_of(reason: str) -> str:
     """What a reason is, by the words for it."""
     words, _, slurms = why_pending(reason).partition(" (Slurm says ")
     assert slurms == f"{reason})."
-    if can_never_run(reason, "main"):
+    if why_never(reason, "main"):
         return "never"
     if "hold" in words or "held" in words:
         return "held"
@@ -342,17 +342,31 @@ def kind_of(reason: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "reason",
+    ("reason", "words", "advice"),
     [
-        "PartitionTimeLimit",
-        "QOSMaxCpuPerJobLimit",
-        "Job's QOS not permitted to use this partition (a allows b,c not d)",
+        (
+            "PartitionTimeLimit",
+            "it asks for more time than the partition allows",
+            "a shorter time=, or another partition",
+        ),
+        ("QOSMaxCpuPerJobLimit", "it asks for more than its account or quality of service lets", "smaller workers"),
+        ("MaxMemPerLimit", "it asks for more memory than a job may have there", "less memory="),
+        (
+            "Job's QOS not permitted to use this partition (a allows b,c not d)",
+            "its account or quality of service may not use the partition",
+            "another partition=, account= or qos=",
+        ),
     ],
 )
-def test_a_job_that_can_never_run_fails_at_once(fake: StandIn, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+def test_a_job_that_can_never_run_fails_at_once(
+    fake: StandIn, monkeypatch: pytest.MonkeyPatch, reason: str, words: str, advice: str
+) -> None:
     fake.queue(f"7|PENDING|{reason}|N/A|main|none")
     found = state_of_a_queued_job(monkeypatch)
-    assert (found.status, f"(Slurm says {reason})." in str(found.reason)) == (Status.FAILED, True)
+    assert found.status is Status.FAILED
+    assert str(found.reason).startswith(f"The job can never run: {words}")
+    assert str(found.reason).endswith(f"(Slurm says {reason}).")
+    assert advice in str(found.advice)
     # Of several partitions that is said of the one that Slurm has tried last.
     fake.queue(f"7|PENDING|{reason}|N/A|gpu,cpu|none")
     found = state_of_a_queued_job(monkeypatch)
@@ -362,7 +376,8 @@ def test_a_job_that_can_never_run_fails_at_once(fake: StandIn, monkeypatch: pyte
 
 def test_a_job_that_no_partition_can_take_fails_at_once(fake: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.queue("7|PENDING|DependencyNeverSatisfied|N/A|gpu,cpu|none")
-    assert state_of_a_queued_job(monkeypatch).status is Status.FAILED
+    found = state_of_a_queued_job(monkeypatch)
+    assert (found.status, "sbatch_args=" in str(found.advice)) == (Status.FAILED, True)
 
 
 @pytest.mark.parametrize("reason", ["PartitionNodeLimit", "launch failed requeued held", "NobodyKnowsYet"])

@@ -18,11 +18,11 @@ from muster.platforms.slurm.words import (
     ENDS,
     OVER,
     UNKNOWN,
-    can_never_run,
     how_ended,
     nodes_over_memory,
     ran_out_of_memory,
     state_word,
+    why_never,
     why_pending,
 )
 from muster.runtime.children import has_ended
@@ -130,9 +130,9 @@ def _of_job(worker: Worker, made: Submission, task: Task) -> Worker:
         is_going_on = looked_at > task.seen_at + SETTLE_SECONDS and job.state not in ("COMPLETING", "STOPPED")
         return _as_told(worker, made, task) if is_going_on else worker
     if job.is_waiting:
-        if can_never_run(job.reason, job.partition):
-            words = why_pending(job.reason)
-            return worker.moved(Status.FAILED, reason=words, cause=None, finished_at=time.time())
+        never = why_never(job.reason, job.partition)
+        if never is not None:
+            return worker.moved(Status.FAILED, reason=never[0], advice=never[1], finished_at=time.time())
         words = why_pending(job.reason, job.starts_at, queue.before(number), job.partition)
         return replace(worker, reason=words)
     if job.state == "CONFIGURING":
