@@ -131,6 +131,21 @@ def state_of_a_queued_job(monkeypatch: pytest.MonkeyPatch) -> Worker:
     return state_of(Worker("7.0@/nowhere", "worker-0", created_at=1.0), made, None, None)
 
 
+@pytest.mark.parametrize("state", ["PENDING", "CONFIGURING"])
+def test_a_worker_that_runs_does_not_wait_as_the_queue_said_before(
+    fake: StandIn, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    monkeypatch.setattr("muster.platforms.slurm.states.queue", looked := Queue())
+    monkeypatch.setattr(queue, "POLL_SECONDS", 60.0)
+    fake.queue(f"7|{state}|Resources|N/A|main|none")
+    looked.jobs()
+    made = Submission(Path("/nowhere"))
+    made.job, made.names = "7", ["worker-0"]
+    task = Task(node="n1", at=time.time(), seen_at=time.monotonic())
+    found = state_of(Worker("7.0@/nowhere", "worker-0", created_at=1.0), made, task, None)
+    assert (found.status, found.reason) == (Status.RUNNING, None)
+
+
 def test_a_job_that_the_queue_does_not_show_is_not_over(fake: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("muster.platforms.slurm.states.queue", looked := Queue())
     made = Submission(Path("/nowhere"))

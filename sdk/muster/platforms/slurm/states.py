@@ -129,6 +129,8 @@ def _of_job(worker: Worker, made: Submission, task: Task) -> Worker:
     if task.outcome:
         is_going_on = looked_at > task.seen_at + SETTLE_SECONDS and job.state not in ("COMPLETING", "STOPPED")
         return _as_told(worker, made, task) if is_going_on else worker
+    if task.at is not None and looked_at < task.seen_at:  # what the queue said is of before the task's start
+        return worker
     if job.is_waiting:
         never = why_never(job.reason, job.partition)
         if never is not None:
