@@ -187,6 +187,23 @@ def test_a_clock_that_is_set_changes_nothing_about_jobs(
     assert state_of(worker, made, task, None).status is Status.STOPPED
 
 
+@pytest.mark.parametrize("told", [{"signal": signal.SIGKILL}, {"exit_code": 128 + signal.SIGKILL}])
+def test_a_process_that_its_node_ends_for_its_memory_is_out_of_memory_while_its_job_goes_on(
+    told: dict[str, int], fake: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also where a shell reports the signal of its command as an exit status."""
+    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    monkeypatch.setattr("muster.platforms.slurm.states.SETTLE_SECONDS", -1.0)
+    made = Submission(tmp_path)
+    made.job, made.names = "7", ["worker-0", "worker-1"]
+    (tmp_path / "output").write_text("srun: error: n1: task 0: Out Of Memory\n")
+    fake.queue("7|RUNNING|None|N/A|main|none")
+    task = Task(node="n1", at=1.0, outcome={"status": Status.FAILED, **told}, told_at=2.0)
+    worker = state_of(Worker(f"7.0@{tmp_path}", "worker-0", created_at=1.0), made, task, None)
+    assert (worker.status, worker.cause) == (Status.FAILED, EndCause.MEMORY)
+    assert "memory" in str(worker.advice)
+
+
 @pytest.mark.parametrize("told", [{"signal": signal.SIGTERM}, {"exit_code": 128 + signal.SIGTERM}])
 def test_a_process_that_slurm_s_signal_has_ended_was_cancelled_with_its_job(
     told: dict[str, int], fake: StandIn, monkeypatch: pytest.MonkeyPatch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -74,20 +74,23 @@ def state_of(worker: Worker, made: Submission, task: Task | None, step: subproce
     return _of_step(worker, made, task, step) if made.is_step else _of_job(worker, made, task)
 
 
-def _may_be_slurms(task: Task) -> bool:
-    """Return whether Slurm may have ended a task, as it does when the job is cancelled or over its time limit.
+def _ended_by(told: Mapping[str, Any]) -> int:
+    """Return the number of the signal that has ended a task, as its agent told it; another number for none.
 
     A shell whose command a signal has ended exits with 128 and the signal's number.
     """
-    told = task.outcome
-    ended_by = told.get("signal") or (told.get("exit_code") or 0) - 128
-    return told["status"] is Status.STOPPED or ended_by in ENDED_BY_SLURM
+    return int(told.get("signal") or (told.get("exit_code") or 0) - 128)
+
+
+def _may_be_slurms(task: Task) -> bool:
+    """Return whether Slurm may have ended a task, as it does when the job is cancelled or over its time limit."""
+    return task.outcome["status"] is Status.STOPPED or _ended_by(task.outcome) in ENDED_BY_SLURM
 
 
 def _as_told(worker: Worker, made: Submission, task: Task) -> Worker:
     """Return a worker's end as its agent told it, but out of memory where Slurm killed the step for that."""
     told = dict(task.outcome)
-    if told.get("signal") == signal.SIGKILL and ran_out_of_memory(made.output_end(), task_of(worker.id)):
+    if _ended_by(told) == signal.SIGKILL and ran_out_of_memory(made.output_end(), task_of(worker.id)):
         words, cause, _ = how_ended("OUT_OF_MEMORY", {})
         told |= {"reason": _sentence(words), "cause": cause, "advice": _more_memory(worker)}
     if NO_WAY in str(told.get("reason")):
