@@ -270,6 +270,19 @@ def test_inside_a_job_the_workers_are_a_step_of_it(
     assert slurm.run("squeue", "-h", "-o", "%i %T").split() == [job, "RUNNING"]
 
 
+def test_workers_with_more_gpus_than_the_job_of_the_session_are_told_so(
+    project: Path, slurm: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = slurm.submit("--nodes=2", "--ntasks=2", "--mem-per-cpu=1000")
+    eventually(lambda: slurm.run("squeue", "-h", "-o", "%T").split() == ["RUNNING"], "it runs", timeout=30)
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    with pytest.raises(
+        LaunchRefused, match=r"Its step could not be started: its job has not so many GPUs.*\(gres\)"
+    ) as told:
+        run("endless.py", nvidia_gpu=1)
+    assert "nvidia_gpu=" in str(told.value.advice)
+
+
 def test_a_task_whose_first_process_is_killed_is_lost_and_was_not_taken_away_for_others(
     project: Path, slurm: Engine
 ) -> None:

@@ -482,18 +482,50 @@ def test_what_sbatch_refuses_is_told_by_its_cause(fake: StandIn, said: str, word
     assert words in refused.value.message
 
 
-def test_a_step_that_does_not_fit_in_the_job_of_the_session_says_what_to_change(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("said", "words", "advice"),
+    [
+        ("Memory required by task is not available", "its job has not so much memory", "less memory="),
+        (
+            "More processors requested than permitted",
+            "its job has not so many cores, or too little memory",
+            "less cpu=",
+        ),
+        ("Requested node configuration is not available", "its job has not so many nodes", "a larger job"),
+        ("Invalid generic resource (gres) specification", "its job has not so many GPUs", "nvidia_gpu="),
+        ("Insufficient GRES available in allocation", "its job has not so many GPUs", "nvidia_gpu="),
+        ("Invalid Trackable RESource (TRES) specification", "its job has not so many GPUs", "nvidia_gpu="),
+    ],
+)
+@pytest.mark.parametrize("is_step", [True, False], ids=["of the session's job", "of a job of its own"])
+def test_a_step_that_does_not_fit_in_its_job_says_what_to_change(
+    fake: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_step: bool, said: str, words: str, advice: str
+) -> None:  # fmt: skip
+    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
     made = Submission(tmp_path)
-    made.job, made.names, made.is_step = "7", ["worker-0"], True
-    (tmp_path / "output").write_text(
-        "srun: error: Unable to create step for job 7: Memory required by task is not available\n"
-    )
+    made.job, made.names, made.is_step = "7", ["worker-0"], is_step
+    (tmp_path / "output").write_text(f"srun: error: Unable to create step for job 7: {said}\n")
     ended = subprocess.Popen(["false"])
     ended.wait()
-    worker = state_of(Worker(f"7.0@{tmp_path}", "worker-0", created_at=1.0), made, None, ended)
-    assert str(worker.reason).startswith("Its step could not be started: the job that this session runs in has not so")
-    assert "Memory required by task is not available" in str(worker.reason)
-    assert "less memory=" in str(worker.advice)
+    fake.queue("7|FAILED|NonZeroExitCode|N/A|main|none")
+    fake.says("scontrol", SHOWN.format("FAILED", "NonZeroExitCode", "ExitCode=1:0"))
+    worker = state_of(Worker(f"7.0@{tmp_path}", "worker-0", created_at=1.0), made, None, ended if is_step else None)
+    assert worker.status is Status.FAILED
+    assert str(worker.reason).startswith(f"Its step could not be started: {words}")
+    assert said in str(worker.reason)
+    assert advice in str(worker.advice)
+
+
+def test_the_status_of_a_step_is_told_once_it_is_known(tmp_path: Path) -> None:
+    made = Submission(tmp_path)
+    made.job, made.names, made.is_step = "7", ["worker-0"], True
+    ended = subprocess.Popen(["false"])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED)  # as another thread does that is just reading its status
+    worker = Worker(f"7.0@{tmp_path}", "worker-0", created_at=1.0)
+    ended.poll = lambda: None  # type: ignore[method-assign]
+    assert state_of(worker, made, None, ended).reason == "Its step ended before its agent could say why."
+    ended.returncode = 1
+    assert state_of(worker, made, None, ended).reason == "Its step ended with status 1 before its agent could say why."
 
 
 def test_memory_that_only_the_step_ran_out_of(fake: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -111,13 +111,19 @@ def _of_step(worker: Worker, made: Submission, task: Task, step: subprocess.Pope
         return _as_told(worker, made, task)
     if step is None or not has_ended(step):
         return worker if task.at is not None else worker.moved(Status.STARTING, placed_at=worker.created_at)
+    status = "" if step.returncode is None else f" with status {step.returncode}"  # another thread is just reading it
+    reason = f"Its step ended{status} before its agent could say why. {made.last_words()}"
+    told = {"reason": reason.strip(), **_step_refused(made)}
+    return worker.moved(Status.FAILED, **told, finished_at=time.time())
+
+
+def _step_refused(made: Submission) -> dict[str, Any]:
+    """Return the reason why srun has started no step, and what to try, as its output has it; nothing for other ends."""
     said = made.last_words()
     refusal = find_refusal(STEP_REFUSALS, said)
-    if refusal is not None:
-        reason, advice = in_words("Its step could not be started", said, refusal, "Slurm"), refusal.advice
-        return worker.moved(Status.FAILED, reason=reason, advice=advice, finished_at=time.time())
-    reason = f"Its step ended with status {step.returncode} before its agent could say why. {said}"
-    return worker.moved(Status.FAILED, reason=reason.strip(), finished_at=time.time())
+    if refusal is None:
+        return {}
+    return {"reason": in_words("Its step could not be started", said, refusal, "Slurm"), "advice": refusal.advice}
 
 
 def _of_job(worker: Worker, made: Submission, task: Task) -> Worker:
@@ -186,6 +192,8 @@ def _ended(worker: Worker, made: Submission, task: Task, state: str) -> Worker:
         told["reason"] = f"Slurm ended all tasks for the memory of {of}."
         if any(over.values()) and not any(task_of(worker.id) in tasks for tasks in over.values()):
             told["cause"] = EndCause.PEER
+    if cause is None and task.at is None:
+        told |= _step_refused(made)
     if cause is EndCause.MEMORY:
         told["advice"] = _more_memory(worker)
     if word == "NODE_FAIL" and task.node:
