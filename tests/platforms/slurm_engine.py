@@ -84,6 +84,7 @@ MinJobAge={remembered}
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=60 PriorityTier=1
 PartitionName=urgent Nodes=ALL MaxTime=60 PriorityTier=10
+PartitionName=alone Nodes=ALL MaxTime=60 OverSubscribe=EXCLUSIVE
 """
 ACCOUNTING_CONFIG = """\
 AccountingStorageType=accounting_storage/slurmdbd

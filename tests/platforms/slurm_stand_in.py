@@ -52,7 +52,7 @@ class StandIn:
 
     def has_a_job(self) -> None:
         """Have there be a node that takes what fits, and a job that runs on it."""
-        self.says("sinfo", "main*|infinite|n1|127.0.0.1|4096|8000000|idle|(null)\n")
+        self.says("sinfo", "main*|infinite|NO|n1|127.0.0.1|4096|8000000|idle|(null)\n")
         self.says("sbatch", "Welcome to the cluster\n7;west\n")
         self.queue("7|RUNNING|None|N/A|main|none")
 

@@ -270,6 +270,19 @@ def test_inside_a_job_the_workers_are_a_step_of_it(
     assert slurm.run("squeue", "-h", "-o", "%i %T").split() == [job, "RUNNING"]
 
 
+def test_workers_with_more_gpus_than_the_job_of_the_session_are_told_so(
+    project: Path, slurm: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = slurm.submit("--nodes=2", "--ntasks=2", "--mem-per-cpu=1000")
+    eventually(lambda: slurm.run("squeue", "-h", "-o", "%T").split() == ["RUNNING"], "it runs", timeout=30)
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    with pytest.raises(
+        LaunchRefused, match=r"Its step could not be started: its job has not so many GPUs.*\(gres\)"
+    ) as told:
+        run("endless.py", nvidia_gpu=1)
+    assert "nvidia_gpu=" in str(told.value.advice)
+
+
 def test_a_task_whose_first_process_is_killed_is_lost_and_was_not_taken_away_for_others(
     project: Path, slurm: Engine
 ) -> None:
@@ -306,17 +319,45 @@ def test_where_the_project_is_shared_nothing_is_sent(project: Path, slurm: Engin
     assert run("train.py", shared=True).logs("worker-1") == f"{project}\n"
 
 
+ALONE: list[dict[str, Any]] = [{"sbatch_args": ("--exclusive",)}, {"partition": "alone"}]
+
+
+@pytest.mark.parametrize("options", ALONE, ids=["by an option", "by the partition"])
 def test_workers_that_have_their_nodes_for_themselves_may_have_as_much_memory_as_these(
+    project: Path, slurm: Engine, options: dict[str, Any]
+) -> None:
+    """Each of the four cores of a node that has 8000 MiB would have too much, also where a worker uses one of them."""
+    (project / "train.py").write_text("import os\nprint(os.uname().nodename)\n")
+    found = run("train.py", memory=5, nodes=None, **options)
+    assert sorted(found.logs(f"worker-{number}") for number in range(2)) == ["n1\n", "n2\n"]
+    found = run("train.py", 3, memory=2.6, nodes=None, **options)
+    assert {found.logs(f"worker-{number}") for number in range(3)} == {"n1\n"}
+    found = run("train.py", 3, memory=2.6, nodes=2, **options)
+    assert {found.logs(f"worker-{number}") for number in range(3)} == {"n1\n", "n2\n"}
+
+
+def test_workers_of_two_sizes_that_have_their_nodes_for_themselves_find_their_memory_there(
+    project: Path, slurm: Engine, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    platform = SlurmPlatform(sbatch_args=("--exclusive",))
+    sizes = {"ps-0": Resources(1, 5), "worker-0": Resources(1, 2.6), "worker-1": Resources(1, 2.6)}
+    specs = [run.spec(name, process=shell("sleep 600"), resources=size) for name, size in sizes.items()]
+    try:
+        handles = platform.submit(specs, "key")
+        eventually(lambda: {worker.status for worker in platform.poll(handles)} == {Status.RUNNING}, "all run", 60)
+        first, *others = platform.poll(handles)
+        assert {worker.address for worker in others} == {others[0].address} != {first.address}
+    finally:
+        platform.close()
+
+
+def test_nodes_that_have_too_little_memory_for_the_workers_on_each_are_refused_at_once(
     project: Path, slurm: Engine
 ) -> None:
-    (project / "train.py").write_text("print('done')\n")
-    assert run("train.py", memory=5, sbatch_args=("--exclusive",)).logs("worker-1") == "done\n"
-
-
-def test_workers_on_nodes_of_their_own_are_on_as_many_as_their_memory_needs(project: Path, slurm: Engine) -> None:
-    (project / "train.py").write_text("import os\nprint(os.environ['MUSTER_ADDRESS'])\n")
-    found = run("train.py", memory=5, nodes=None, sbatch_args=("--exclusive",))
-    assert found.logs("worker-0") != found.logs("worker-1")
+    with pytest.raises(LaunchRefused, match="no nodes of the partition could ever hold these workers"):
+        run("endless.py", memory=5, nodes=1, sbatch_args=("--exclusive",))
+    assert slurm.jobs() == []
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from muster.platforms.slurm.platform import SlurmPlatform
 from muster.platforms.slurm.queue import Queue
 from muster.platforms.slurm.states import state_of
 from muster.platforms.slurm.submissions import Submission, Task
-from muster.platforms.slurm.words import can_never_run, why_pending
+from muster.platforms.slurm.words import why_never, why_pending
 from muster.security.ssh import write_private
 
 from tests.platforms.slurm_stand_in import StandIn
@@ -66,20 +66,30 @@ def test_a_look_at_everybody_s_jobs_says_nothing_new_of_one_s_own(fake: StandIn)
     looked = Queue()
     jobs, at = looked.jobs()
     again, still_at = looked.jobs()
-    assert [len(fake.asked("squeue")), looked.before("7"), looked.before("6")] == [2, 1, 0]
+    assert [len(fake.asked("squeue")), looked.before("7")] == [2, 1]
     assert (again, still_at) == (jobs, at)
     assert looked.jobs()[1] > at
 
 
 def test_jobs_come_first_that_share_a_partition_with_one_s_own(fake: StandIn) -> None:
     everybody = "1|cpu\n2|gpu,cpu\n3|other\n4|gpu\n7|cpu,gpu\n8|other,gpu\n9|cpu\n"
-    fake.queue("7|PENDING|Priority|N/A|cpu,gpu|none", everybody=everybody)
+    mine = (line.split("|") for line in everybody.splitlines())
+    fake.queue(*(f"{job}|PENDING|Priority|N/A|{names}|none" for job, names in mine), everybody=everybody)
     looked = Queue()
     looked.jobs()
     looked.jobs()
     assert {job: looked.before(job) for job in "1234789"} == {
         "1": 0, "2": 1, "3": 0, "4": 1, "7": 3, "8": 4, "9": 3,
     }  # fmt: skip
+
+
+def test_the_places_of_other_users_jobs_are_not_counted(fake: StandIn) -> None:
+    """For each of 100,000 that would take seconds, in which no other thread runs."""
+    fake.queue("7|PENDING|Priority|N/A|main|none", everybody="5|main\n6|main\n7|main\n8|main\n")
+    looked = Queue()
+    looked.jobs()
+    looked.jobs()
+    assert [looked.before(job) for job in ("5", "7", "8")] == [None, 2, None]
 
 
 @pytest.mark.parametrize(
@@ -121,6 +131,21 @@ def state_of_a_queued_job(monkeypatch: pytest.MonkeyPatch) -> Worker:
     return state_of(Worker("7.0@/nowhere", "worker-0", created_at=1.0), made, None, None)
 
 
+@pytest.mark.parametrize("state", ["PENDING", "CONFIGURING"])
+def test_a_worker_that_runs_does_not_wait_as_the_queue_said_before(
+    fake: StandIn, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    monkeypatch.setattr("muster.platforms.slurm.states.queue", looked := Queue())
+    monkeypatch.setattr(queue, "POLL_SECONDS", 60.0)
+    fake.queue(f"7|{state}|Resources|N/A|main|none")
+    looked.jobs()
+    made = Submission(Path("/nowhere"))
+    made.job, made.names = "7", ["worker-0"]
+    task = Task(node="n1", at=time.time(), seen_at=time.monotonic())
+    found = state_of(Worker("7.0@/nowhere", "worker-0", created_at=1.0), made, task, None)
+    assert (found.status, found.reason) == (Status.RUNNING, None)
+
+
 def test_a_job_that_the_queue_does_not_show_is_not_over(fake: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("muster.platforms.slurm.states.queue", looked := Queue())
     made = Submission(Path("/nowhere"))
@@ -160,6 +185,23 @@ def test_a_clock_that_is_set_changes_nothing_about_jobs(
     fake.queue("7|RUNNING|None|N/A|main|none")
     assert state_of(worker, made, replace(task, seen_at=time.monotonic()), None).status is Status.RUNNING
     assert state_of(worker, made, task, None).status is Status.STOPPED
+
+
+@pytest.mark.parametrize("told", [{"signal": signal.SIGKILL}, {"exit_code": 128 + signal.SIGKILL}])
+def test_a_process_that_its_node_ends_for_its_memory_is_out_of_memory_while_its_job_goes_on(
+    told: dict[str, int], fake: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also where a shell reports the signal of its command as an exit status."""
+    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    monkeypatch.setattr("muster.platforms.slurm.states.SETTLE_SECONDS", -1.0)
+    made = Submission(tmp_path)
+    made.job, made.names = "7", ["worker-0", "worker-1"]
+    (tmp_path / "output").write_text("srun: error: n1: task 0: Out Of Memory\n")
+    fake.queue("7|RUNNING|None|N/A|main|none")
+    task = Task(node="n1", at=1.0, outcome={"status": Status.FAILED, **told}, told_at=2.0)
+    worker = state_of(Worker(f"7.0@{tmp_path}", "worker-0", created_at=1.0), made, task, None)
+    assert (worker.status, worker.cause) == (Status.FAILED, EndCause.MEMORY)
+    assert "memory" in str(worker.advice)
 
 
 @pytest.mark.parametrize("told", [{"signal": signal.SIGTERM}, {"exit_code": 128 + signal.SIGTERM}])
@@ -322,7 +364,7 @@ def kind_of(reason: str) -> str:
     """What a reason is, by the words for it."""
     words, _, slurms = why_pending(reason).partition(" (Slurm says ")
     assert slurms == f"{reason})."
-    if can_never_run(reason, "main"):
+    if why_never(reason, "main"):
         return "never"
     if "hold" in words or "held" in words:
         return "held"
@@ -332,17 +374,31 @@ def kind_of(reason: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "reason",
+    ("reason", "words", "advice"),
     [
-        "PartitionTimeLimit",
-        "QOSMaxCpuPerJobLimit",
-        "Job's QOS not permitted to use this partition (a allows b,c not d)",
+        (
+            "PartitionTimeLimit",
+            "it asks for more time than the partition allows",
+            "a shorter time=, or another partition",
+        ),
+        ("QOSMaxCpuPerJobLimit", "it asks for more than its account or quality of service lets", "smaller workers"),
+        ("MaxMemPerLimit", "it asks for more memory than a job may have there", "less memory="),
+        (
+            "Job's QOS not permitted to use this partition (a allows b,c not d)",
+            "its account or quality of service may not use the partition",
+            "another partition=, account= or qos=",
+        ),
     ],
 )
-def test_a_job_that_can_never_run_fails_at_once(fake: StandIn, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+def test_a_job_that_can_never_run_fails_at_once(
+    fake: StandIn, monkeypatch: pytest.MonkeyPatch, reason: str, words: str, advice: str
+) -> None:
     fake.queue(f"7|PENDING|{reason}|N/A|main|none")
     found = state_of_a_queued_job(monkeypatch)
-    assert (found.status, f"(Slurm says {reason})." in str(found.reason)) == (Status.FAILED, True)
+    assert found.status is Status.FAILED
+    assert str(found.reason).startswith(f"The job can never run: {words}")
+    assert str(found.reason).endswith(f"(Slurm says {reason}).")
+    assert advice in str(found.advice)
     # Of several partitions that is said of the one that Slurm has tried last.
     fake.queue(f"7|PENDING|{reason}|N/A|gpu,cpu|none")
     found = state_of_a_queued_job(monkeypatch)
@@ -352,7 +408,8 @@ def test_a_job_that_can_never_run_fails_at_once(fake: StandIn, monkeypatch: pyte
 
 def test_a_job_that_no_partition_can_take_fails_at_once(fake: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.queue("7|PENDING|DependencyNeverSatisfied|N/A|gpu,cpu|none")
-    assert state_of_a_queued_job(monkeypatch).status is Status.FAILED
+    found = state_of_a_queued_job(monkeypatch)
+    assert (found.status, "sbatch_args=" in str(found.advice)) == (Status.FAILED, True)
 
 
 @pytest.mark.parametrize("reason", ["PartitionNodeLimit", "launch failed requeued held", "NobodyKnowsYet"])
@@ -425,18 +482,50 @@ def test_what_sbatch_refuses_is_told_by_its_cause(fake: StandIn, said: str, word
     assert words in refused.value.message
 
 
-def test_a_step_that_does_not_fit_in_the_job_of_the_session_says_what_to_change(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("said", "words", "advice"),
+    [
+        ("Memory required by task is not available", "its job has not so much memory", "less memory="),
+        (
+            "More processors requested than permitted",
+            "its job has not so many cores, or too little memory",
+            "less cpu=",
+        ),
+        ("Requested node configuration is not available", "its job has not so many nodes", "a larger job"),
+        ("Invalid generic resource (gres) specification", "its job has not so many GPUs", "nvidia_gpu="),
+        ("Insufficient GRES available in allocation", "its job has not so many GPUs", "nvidia_gpu="),
+        ("Invalid Trackable RESource (TRES) specification", "its job has not so many GPUs", "nvidia_gpu="),
+    ],
+)
+@pytest.mark.parametrize("is_step", [True, False], ids=["of the session's job", "of a job of its own"])
+def test_a_step_that_does_not_fit_in_its_job_says_what_to_change(
+    fake: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_step: bool, said: str, words: str, advice: str
+) -> None:  # fmt: skip
+    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
     made = Submission(tmp_path)
-    made.job, made.names, made.is_step = "7", ["worker-0"], True
-    (tmp_path / "output").write_text(
-        "srun: error: Unable to create step for job 7: Memory required by task is not available\n"
-    )
+    made.job, made.names, made.is_step = "7", ["worker-0"], is_step
+    (tmp_path / "output").write_text(f"srun: error: Unable to create step for job 7: {said}\n")
     ended = subprocess.Popen(["false"])
     ended.wait()
-    worker = state_of(Worker(f"7.0@{tmp_path}", "worker-0", created_at=1.0), made, None, ended)
-    assert str(worker.reason).startswith("Its step could not be started: the job that this session runs in has not so")
-    assert "Memory required by task is not available" in str(worker.reason)
-    assert "less memory=" in str(worker.advice)
+    fake.queue("7|FAILED|NonZeroExitCode|N/A|main|none")
+    fake.says("scontrol", SHOWN.format("FAILED", "NonZeroExitCode", "ExitCode=1:0"))
+    worker = state_of(Worker(f"7.0@{tmp_path}", "worker-0", created_at=1.0), made, None, ended if is_step else None)
+    assert worker.status is Status.FAILED
+    assert str(worker.reason).startswith(f"Its step could not be started: {words}")
+    assert said in str(worker.reason)
+    assert advice in str(worker.advice)
+
+
+def test_the_status_of_a_step_is_told_once_it_is_known(tmp_path: Path) -> None:
+    made = Submission(tmp_path)
+    made.job, made.names, made.is_step = "7", ["worker-0"], True
+    ended = subprocess.Popen(["false"])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED)  # as another thread does that is just reading its status
+    worker = Worker(f"7.0@{tmp_path}", "worker-0", created_at=1.0)
+    ended.poll = lambda: None  # type: ignore[method-assign]
+    assert state_of(worker, made, None, ended).reason == "Its step ended before its agent could say why."
+    ended.returncode = 1
+    assert state_of(worker, made, None, ended).reason == "Its step ended with status 1 before its agent could say why."
 
 
 def test_memory_that_only_the_step_ran_out_of(fake: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -596,6 +685,26 @@ def test_a_job_that_cannot_be_cancelled_is_left_to_the_guard(
     cluster.says("scancel", "", complains=ended, status=1)
     platform.close()
     assert not any((muster_home / "slurm").iterdir())
+
+
+def test_jobs_whose_end_nobody_waits_for_are_left_to_the_guard(
+    cluster: StandIn, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform = SlurmPlatform()
+    platform.submit([run.spec()], "key")
+    guard = platform._guard
+    assert guard is not None
+
+    def interrupt(made: Submission) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(platform, "_is_over", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            platform.close()
+    eventually(lambda: "--me" in cluster.asked("scancel")[-1], "the guard cancels")
+    os.kill(guard.pid, signal.SIGKILL)
+    platform.close()
 
 
 def test_a_guard_removes_the_files_of_jobs_that_never_began(

@@ -23,12 +23,22 @@ from muster.errors import JobError, ResourceError
 from muster.job import Resources
 from muster.platforms import agent_package
 from muster.platforms.agent_package import packed_agent
-from muster.platforms.slurm.nodes import Node, Partition, check_fits
+from muster.platforms.slurm.nodes import Node, Partition, Selection, check_fits, selection_of, workers_per_node
 from muster.platforms.slurm.platform import SlurmPlatform
 from muster.platforms.slurm.script import SiteOptions, batch_script, check_raw, variables
 
 from tests.platforms.slurm_stand_in import StandIn
 from tests.support import Run
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """Commands that stand in for Slurm's."""
+    made = StandIn(tmp_path / "slurm")
+    monkeypatch.setenv("PATH", made.path)
+    for name in ("SLURM_JOB_ID", "SBATCH_EXCLUSIVE", "SBATCH_PARTITION"):
+        monkeypatch.delenv(name, raising=False)
+    return made
 
 
 def script_of(folder: str = "/shared/muster", **flags: str) -> str:
@@ -39,19 +49,129 @@ def script_of(folder: str = "/shared/muster", **flags: str) -> str:
 def test_a_script_is_directives_and_one_command() -> None:
     lines = script_of(partition="main", gres="gpu:a 100:1").splitlines()
     assert lines[0] == "#!/bin/sh"
-    assert all(line.startswith(("#SBATCH --", "#SBATCH '--")) for line in lines[1:-2])
+    assert all(line.startswith(("#SBATCH --", "#SBATCH '--")) for line in lines[1:-3])
     assert "#SBATCH --partition=main" in lines
     assert "#SBATCH '--gres=gpu:a 100:1'" in lines
-    assert lines[-2] == "umask 077"
+    assert lines[-3:-1] == ["unset SLURM_NTASKS_PER_NODE", "umask 077"]
     assert shlex.split(lines[-1])[:2] == ["exec", "srun"]
 
 
-def test_a_job_that_has_its_nodes_for_itself_has_all_their_memory() -> None:
-    site = SiteOptions(raw=["--exclusive"])
-    *directives, command = batch_script("/shared", "muster-a", "me", [Resources(1, 3)] * 2, site).splitlines()
-    assert "#SBATCH --mem=0" in directives
-    assert not any("--mem-per-cpu" in line for line in directives)
-    assert "--mem-per-cpu=2926M" in command  # of each worker's task
+def test_a_number_of_workers_on_each_node_comes_with_their_memory() -> None:
+    sizes = [Resources(1, 3)] * 3 + [Resources(2, 3)]
+    site = SiteOptions(per_node={sizes[0]: 2})
+    *directives, command = batch_script("/shared", "muster-a", "me", sizes, site).splitlines()
+    asked = [line.removeprefix("#SBATCH ") for line in directives if "mem" in line or "per-node" in line]
+    assert asked == ["--ntasks-per-node=2", "--mem=5852M", "--mem-per-cpu=1463M"]
+    assert [word for word in command.split() if "mem" in word or "per-node" in word] == [  # of each worker's task
+        "--mem-per-cpu=2926M", "--mem-per-cpu=1463M",
+    ]  # fmt: skip
+
+
+def nodes(*sizes: tuple[int, int, int]) -> list[Node]:
+    """Nodes with these numbers of cores, GB of memory, and GPUs."""
+    return [
+        Node(f"n{number}", "10.0.0.1", cores, memory * 1000, gpus, "idle")
+        for number, (cores, memory, gpus) in enumerate(sizes)
+    ]
+
+
+THIN, FAT, SMALL = (32, 128, 0), (128, 512, 0), (4, 8, 0)
+
+
+@pytest.mark.parametrize(
+    ("count", "each", "there", "spread", "number"),
+    [
+        # Each core's share of a node is enough: Slurm counts, on whichever nodes the job may have.
+        (4, Resources(16, 32), [FAT, *[THIN] * 8], None, None),
+        (4, Resources(16, 32), [FAT, *[THIN] * 8], "1", None),
+        # It is not: as many as most nodes hold.
+        (4, Resources(1, 50), [FAT, *[THIN] * 8], None, 2),
+        (3, Resources(1, 2.8), [SMALL] * 2, None, 2),
+        (3, Resources(1, 2.5), [SMALL] * 2, None, 3),
+        (2, Resources(1, 5), [SMALL] * 2, None, 1),
+        (1, Resources(1, 5), [SMALL] * 2, None, 1),
+        # Nodes that hold no worker count for nothing.
+        (2, Resources(1, 100), [FAT, *[SMALL] * 8], None, 2),
+        (2, Resources(1, 200), [FAT, *[THIN] * 8], None, 2),
+        # All workers have to find a place.
+        (4, Resources(1, 100), [FAT, THIN], None, 4),
+        (4, Resources(1, 100), [FAT, *[THIN] * 8], None, 1),
+        # The user's number of nodes counts.
+        (3, Resources(1, 2.5), [SMALL] * 2, "2", 2),
+        (3, Resources(1, 2.5), [SMALL] * 2, "1", 3),
+        (3, Resources(1, 5), [SMALL] * 2, "1", 3),
+        (4, Resources(1, 2.5), [SMALL] * 4, "2-3", 2),
+        (4, Resources(1, 5), [SMALL] * 4, "2-4", 1),
+        (2, Resources(1, 5), [SMALL] * 4, "8", 1),
+        # By node, GPUs are for one worker.
+        (2, Resources(1, 5, 1), [(8, 32, 4)] * 2, None, 1),
+    ],
+)
+def test_on_whole_nodes_are_as_many_workers_as_their_memory_is_for(
+    count: int, each: Resources, there: list[tuple[int, int, int]], spread: str | None, number: int | None
+) -> None:
+    selection = Selection(has_gpus_per_task=False)
+    assert workers_per_node(count, each, nodes(*there), selection, spread) == number
+
+
+@pytest.mark.parametrize(
+    ("raw", "variable", "sharing", "configuration", "is_whole"),
+    [
+        ((), None, "NO", "SelectType = select/cons_tres", False),
+        (("--exclusive",), None, "NO", "SelectType = select/cons_tres", True),
+        (("--exclusive=user",), None, "NO", "SelectType = select/cons_tres", False),
+        ((), "exclusive", "NO", "SelectType = select/cons_tres", True),
+        ((), "user", "NO", "SelectType = select/cons_tres", False),
+        ((), None, "EXCLUSIVE", "SelectType = select/cons_tres", True),
+        ((), None, "NO", "SelectType = select/linear\nSelectTypeParameters = CR_MEMORY", True),
+        ((), None, "NO", "SelectType = select/linear\nSelectTypeParameters = NONE", False),
+        (("--exclusive",), None, "EXCLUSIVE", "SelectTypeParameters    = CR_CORE", False),  # memory does not count
+    ],
+)
+def test_nodes_are_whole_by_option_variable_partition_and_selection(
+    run: Run, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, raw: tuple[str, ...], variable: str | None,
+    sharing: str, configuration: str, is_whole: bool,
+) -> None:  # fmt: skip
+    if variable is not None:
+        monkeypatch.setenv("SBATCH_EXCLUSIVE", variable)
+    stand_in.says("sinfo", f"main*|infinite|{sharing}|n1|127.0.0.1|4|8000|idle|(null)\n")
+    stand_in.says("scontrol", f"{configuration}\n")
+    text = SlurmPlatform(sbatch_args=raw).submission_text([run.spec(resources=Resources(1, 5))])
+    assert ("#SBATCH --mem=4833M\n" in text, "#SBATCH --mem-per-cpu=4833M\n" in text) == (is_whole, not is_whole)
+
+
+@pytest.mark.parametrize("select", ["linear", "cons_res"])
+def test_workers_that_have_a_node_s_gpus_each_are_on_nodes_of_their_own(
+    run: Run, stand_in: StandIn, select: str
+) -> None:
+    stand_in.says("sinfo", "".join(f"main*|infinite|NO|n{n}|127.0.0.1|64|256000|idle|gpu:4\n" for n in range(4)))
+    stand_in.says("scontrol", f"SelectType = select/{select}\nSelectTypeParameters = CR_CORE_MEMORY\n")
+    for memory, of_the_node in ((1, "--mem-per-cpu=1018M"), (100, "--mem=95432M")):
+        platform = SlurmPlatform(sbatch_args=("--exclusive",))
+        text = platform.submission_text([run.spec(resources=Resources(1, memory, 1)) for _ in range(4)])
+        *directives, _ = [line.removeprefix("#SBATCH ") for line in text.splitlines()]
+        assert not [word for word in directives if word.startswith("--nodes")]
+        assert {"--gres=gpu:1", "--ntasks-per-node=1", of_the_node} <= {*directives}
+
+
+def test_workers_fit_into_the_partition_that_sbatch_reads_from_the_environment(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ("main*|infinite|NO|n1|127.0.0.1|4|8000|idle|(null)", "big|infinite|NO|n2|127.0.0.1|64|8000|idle|(null)")
+    stand_in.says("sinfo", "".join(f"{line}\n" for line in lines))
+    with pytest.raises(ResourceError):
+        SlurmPlatform().shortages([Resources(32, 1)])
+    monkeypatch.setenv("SBATCH_PARTITION", "big")
+    assert SlurmPlatform().shortages([Resources(32, 1)]) == []
+    assert SlurmPlatform().describe() == "slurm, partition big"
+    with pytest.raises(ResourceError):
+        SlurmPlatform(partition="main").shortages([Resources(32, 1)])
+
+
+def test_a_number_of_nodes_may_be_a_number(stand_in: StandIn) -> None:
+    stand_in.says("sinfo", "".join(f"main*|infinite|NO|n{n}|127.0.0.1|4|8000|idle|(null)\n" for n in range(4)))
+    options: Any = {"nodes": 2}
+    assert SlurmPlatform(**options).shortages([Resources(1, 1)] * 2 + [Resources(1, 2)] * 2) == []
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r", "\0", "\x0b", "\u2028", "\x1b[2J", "\\"])
@@ -126,12 +246,10 @@ def test_workers_of_several_sizes_are_parts_of_one_job() -> None:
     ],
 )
 def test_gpus_are_asked_for_as_slurm_selects_nodes(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, select: str, gres: str | None, asked: list[str]
+    run: Run, stand_in: StandIn, select: str, gres: str | None, asked: list[str]
 ) -> None:
-    fake = StandIn(tmp_path / "slurm")
-    monkeypatch.setenv("PATH", fake.path)
-    fake.says("sinfo", "main*|infinite|n1|127.0.0.1|64|256000|idle|gpu:a100:4(S:0-1)\n")
-    fake.says("scontrol", f"SchedulerType           = sched/backfill\nSelectType              = {select}\n")
+    stand_in.says("sinfo", "main*|infinite|NO|n1|127.0.0.1|64|256000|idle|gpu:a100:4(S:0-1)\n")
+    stand_in.says("scontrol", f"SchedulerType           = sched/backfill\nSelectType              = {select}\n")
     text = SlurmPlatform(gres=gres).submission_text([run.spec(resources=Resources(1, 1, 2))])
     directives = [line.removeprefix("#SBATCH ") for line in text.splitlines()]
     assert [word for word in directives if re.match("--(gpus|gres|ntasks-per-node)", word)] == asked
@@ -182,6 +300,27 @@ def test_workers_that_all_nodes_together_cannot_hold_are_refused_with_the_number
     with pytest.raises(ResourceError) as refused:
         check_fits([partition], named, None)
     assert refused.value.message == said
+
+
+def test_memory_is_added_up_only_where_slurm_does() -> None:
+    partition = Partition("main", True, None, NODES)
+    wanted = [("the worker", Resources(1, 10))] * 6
+    without = selection_of("SelectType = select/cons_tres\nSelectTypeParameters = CR_CORE\n")
+    check_fits([partition], wanted, None, selection=without)
+    with pytest.raises(ResourceError, match="6 workers ask for 57606 MiB"):
+        check_fits([partition], wanted, None, selection=Selection())
+    with pytest.raises(ResourceError, match="the worker asks for 1907413 MiB"):  # on any node, though
+        check_fits([partition], [("the worker", Resources(1, 2000))], None, selection=without)
+    sizes = [("the worker", Resources(1, 15))] * 2 + [("the ps", Resources(2, 20))]
+    check_fits([partition], sizes, None, selection=without)
+
+
+def test_workers_of_two_sizes_with_gpus_by_node_need_a_node_each() -> None:
+    partition = Partition("main", True, None, tuple(nodes((8, 32, 4), (8, 32, 4))))
+    sizes = [("the worker", Resources(1, 1, 1))] * 2 + [("the ps", Resources(1, 2))]
+    check_fits([partition], sizes, None)
+    with pytest.raises(ResourceError, match=r"sizes ask for 2 \+ 1 nodes"):
+        check_fits([partition], sizes, None, selection=Selection(has_gpus_per_task=False))
 
 
 def test_memory_counts_only_where_the_site_has_configured_it_for_all_nodes() -> None:

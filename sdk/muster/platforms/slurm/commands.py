@@ -75,19 +75,23 @@ REFUSALS = (
     ),
     SILENT,
 )  # fmt: skip
-# The same of the errors with which srun starts no step of the job that a session runs in.
+# The same of the errors with which srun starts no step, of the job that a session runs in or of one of its own.
 STEP_REFUSALS = (
     Refusal(
-        r"memory required by task is not available", "the job that this session runs in has not so much memory",
+        r"memory required by task is not available", "its job has not so much memory",
         ArgumentText("less ", Argument("memory", ""), " or fewer workers, or a job with more (--mem-per-cpu)"),
     ),
     Refusal(
-        r"more processors requested than permitted", "the job that this session runs in has not so many cores",
+        r"more processors requested than permitted", "its job has not so many cores, or too little memory for each",
         ArgumentText("less ", Argument("cpu", ""), " or fewer workers, or a job with more (--ntasks, --cpus-per-task)"),
     ),
     Refusal(
+        r"\bgres\b|generic resource|\btres\b", "its job has not so many GPUs, or none",
+        ArgumentText("fewer ", Argument("nvidia_gpu", ""), ", or a job with more (--gres=gpu:N, for each node)"),
+    ),
+    Refusal(
         r"node configuration is not available|node count specification|more tasks requested",
-        "the job that this session runs in has not so many nodes, cores or GPUs",
+        "its job has not so many nodes, cores or GPUs",
         ArgumentText("fewer or smaller workers, fewer ", Argument("nodes", ""), ", or a larger job"),
     ),
 )  # fmt: skip

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from muster.errors import JobError, ResourceError
 from muster.job import Resources
 from muster.platforms.slurm import commands
-from muster.platforms.slurm.script import AGENT_MEMORY, MEBIBYTE, nodes_of, parts_of
+from muster.platforms.slurm.script import cores_of, memory_per_core, parts_of
 from muster.platforms.slurm.words import minutes_of
 from muster.text.arguments import Argument, ArgumentText
 
+MEMORY = "MiB of memory"
 OUT_OF_SERVICE = ("down", "drain", "fail", "maint", "reboot", "reserved", "unknown")  # beginnings of sinfo's words
 
 
@@ -40,28 +41,72 @@ class Partition:
 
     Attributes:
         minutes: time limit of its jobs; None for no limit.
+        has_whole_nodes: whether each of its jobs has its nodes for itself.
     """
 
     name: str
     is_default: bool
     minutes: float | None
     nodes: tuple[Node, ...]
+    has_whole_nodes: bool = False
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The way in which Slurm gives out nodes, as its configuration has it.
+
+    Attributes:
+        has_whole_nodes: whether each job has its nodes for itself.
+        has_gpus_per_task: whether Slurm gives each task its own GPUs, rather than a job a number of them on each node.
+        counts_memory: whether the memory of a node that some jobs have asked for is not there for others.
+    """
+
+    has_whole_nodes: bool = False
+    has_gpus_per_task: bool = True
+    counts_memory: bool = True
+
+
+USUAL = Selection()
+
+
+def selection_of(configuration: str) -> Selection:
+    """Return how Slurm gives out nodes, from what ``scontrol show config`` prints.
+
+    >>> selection_of("SelectType = select/linear\\nSelectTypeParameters = CR_MEMORY\\n")
+    Selection(has_whole_nodes=True, has_gpus_per_task=False, counts_memory=True)
+    """
+    said = dict(re.findall(r"^(SelectType\w*)\s*=\s*(\S+)", configuration, re.MULTILINE))
+    plugin = said.get("SelectType", "")
+    return Selection(
+        has_whole_nodes=plugin == "select/linear",
+        # The other selections of nodes, of which Slurm has cons_res up to 23.02, know GPUs only as resources of a node.
+        has_gpus_per_task=plugin not in ("select/linear", "select/cons_res"),
+        counts_memory="MEMORY" in said.get("SelectTypeParameters", MEMORY).upper(),
+    )
 
 
 def partitions() -> dict[str, Partition]:
     """Return the partitions that this user sees. Raises PlatformError."""
-    out = commands.ask("sinfo", "-a", "-h", "-N", "-o", "%P|%l|%N|%o|%c|%m|%T|%G", what="The nodes could not be listed")
+    command = ("sinfo", "-a", "-h", "-N", "-o", "%P|%l|%h|%N|%o|%c|%m|%T|%G")
+    out = commands.ask(*command, what="The nodes could not be listed")
     found: dict[str, Partition] = {}
     for line in out.splitlines():
-        if line.count("|") < 7:
+        if line.count("|") < 8:
             continue
-        word, limit, name, address, cpus, memory, state, gres = line.split("|", 7)
+        word, limit, sharing, name, address, cpus, memory, state, gres = line.split("|", 8)
         node = Node(name, address, _whole(cpus), _whole(memory), gpus_of(gres), state)
         partition = word.rstrip("*")
         known = found.get(partition)
         nodes = (*known.nodes, node) if known else (node,)
-        found[partition] = Partition(partition, word.endswith("*"), minutes_of(limit), nodes)
+        found[partition] = Partition(
+            partition, word.endswith("*"), minutes_of(limit), nodes, has_whole_nodes=sharing == "EXCLUSIVE"
+        )
     return found
+
+
+def nodes_in(partitions: Sequence[Partition]) -> list[Node]:
+    """Return the nodes of partitions, each once, as a node may be in several."""
+    return [*{node.name: node for partition in partitions for node in partition.nodes}.values()]
 
 
 def _whole(text: str) -> int:
@@ -96,7 +141,11 @@ def chosen(found: Mapping[str, Partition], names: str | None) -> list[Partition]
 
 
 def check_fits(
-    partitions: list[Partition], wanted: Sequence[tuple[str, Resources]], time: str | None, spread: str | None = None
+    partitions: Sequence[Partition],
+    wanted: Sequence[tuple[str, Resources]],
+    time: str | None,
+    spread: str | None = None,
+    selection: Selection = USUAL,
 ) -> None:
     """Raise an error, with the number that does not fit, unless these partitions could run the workers.
 
@@ -105,14 +154,15 @@ def check_fits(
         wanted: the name, or words for it, and the resources of each worker, in launch order.
         time: their time limit, as the user gave it.
         spread: the number of nodes, as the user gave it.
+        selection: how Slurm gives out the nodes.
 
     Raises:
         ResourceError: the workers are too large, or too many.
         JobError: the time limit is too long.
     """
-    nodes = {node.name: node for partition in partitions for node in partition.nodes}.values()
+    nodes = nodes_in(partitions)
     names = ", ".join(partition.name for partition in partitions)
-    there = _amounts([*nodes])
+    there = _amounts(nodes)
     for name, resources in wanted:
         asked = _asked(resources)
         for what, amounts in there.items():
@@ -124,8 +174,13 @@ def check_fits(
                     advice=ArgumentText("smaller workers, or another ", Argument("partition", "")),
                 )
     all_wanted = [resources for _, resources in wanted]
-    _check_sums(all_wanted, there, names)
-    _check_parts(all_wanted, [*nodes], names, spread)
+    shared = {what: amounts for what, amounts in there.items() if selection.counts_memory or what != MEMORY}
+    _check_sums(all_wanted, shared, names)
+    least = [
+        max(_least_nodes(count, each, nodes, selection), _numbers_of_nodes(count, spread)[0])
+        for count, each in parts_of(all_wanted)
+    ]
+    _check_parts(least, len(nodes), names)
     asked_minutes = minutes_of(time) if time else None
     allowed = [partition.minutes for partition in partitions]
     if asked_minutes and None not in allowed:
@@ -139,15 +194,14 @@ def check_fits(
 
 def _asked(each: Resources) -> dict[str, int]:
     """Return what Slurm counts for a worker, by kind."""
-    memory = each.memory_bytes / MEBIBYTE + AGENT_MEMORY
-    return {"cores": max(math.ceil(each.cpu), 1), "GPUs": each.gpu, "MiB of memory": math.ceil(memory)}
+    return {"cores": cores_of(each), "GPUs": each.gpu, MEMORY: cores_of(each) * memory_per_core(each)}
 
 
 def _amounts(nodes: Sequence[Node]) -> dict[str, list[int]]:
     """Return what the nodes have, by kind; memory only where the site has configured it for all of them."""
     found = {"cores": [node.cpus for node in nodes], "GPUs": [node.gpus for node in nodes]}
     memory = [node.memory for node in nodes]
-    return {**found, "MiB of memory": memory} if all(amount > 1 for amount in memory) else found
+    return {**found, MEMORY: memory} if all(amount > 1 for amount in memory) else found
 
 
 def _check_sums(wanted: Sequence[Resources], there: Mapping[str, Sequence[int]], names: str) -> None:
@@ -162,34 +216,70 @@ def _check_sums(wanted: Sequence[Resources], there: Mapping[str, Sequence[int]],
             )
 
 
-def _check_parts(wanted: list[Resources], nodes: list[Node], names: str, spread: str | None) -> None:
+def _check_parts(least: Sequence[int], there: int, names: str) -> None:
     """Raise ResourceError if there are too few nodes for workers of several sizes: each size takes other nodes."""
-    parts = parts_of(wanted)
-    if len(parts) < 2:
-        return
-    needed = [max(least_nodes(count, each, nodes), _said(count, spread)) for count, each in parts]
-    if sum(needed) > len(nodes):
+    if len(least) > 1 and sum(least) > there:
         raise ResourceError(
-            f"Workers of {len(parts)} sizes ask for {' + '.join(map(str, needed))} nodes, as Slurm takes other nodes "
-            f"for each size; this platform ({names}) has {len(nodes)}.",
+            f"Workers of {len(least)} sizes ask for {' + '.join(map(str, least))} nodes, as Slurm takes other nodes "
+            f"for each size; this platform ({names}) has {there}.",
             advice=ArgumentText(
                 "the same resources for parameter servers as for workers, or another ", Argument("partition")
             ),
         )
 
 
-def _said(count: int, spread: str | None) -> int:
-    least = nodes_of(count, spread or "1").partition("-")[0]
-    return int(least) if least.isdecimal() else 1
+def _numbers_of_nodes(count: int, spread: str | None) -> tuple[int, int]:
+    """Return the least and the largest number of nodes that this many workers may be on, as the user gave it.
+
+    >>> _numbers_of_nodes(4, "2"), _numbers_of_nodes(4, "2-8"), _numbers_of_nodes(4, None)
+    ((2, 2), (2, 4), (1, 4))
+    """
+    said = re.fullmatch(r"(\d+)(?:-(\d+))?", spread or f"1-{count}")
+    least, most = (int(said[1]), int(said[2] or said[1])) if said else (1, count)
+    return max(min(least, count), 1), max(min(most, count), 1)
 
 
-def least_nodes(count: int, each: Resources, nodes: list[Node]) -> int:
-    """Return the least number of nodes that this number of workers needs, on the largest nodes."""
-    memory = each.memory_bytes / MEBIBYTE + AGENT_MEMORY
-    most = 1
-    for node in nodes:
-        fit = [node.cpus // max(math.ceil(each.cpu), 1)]
-        fit += [int(node.memory // memory)] if node.memory > 1 else []
-        fit += [node.gpus // each.gpu] if each.gpu else []
-        most = max(most, min(fit))
-    return math.ceil(count / most)
+def _held(node: Node, each: Resources, selection: Selection) -> int:
+    """Return the number of workers of a size that a node holds."""
+    asked = _asked(each)
+    held = [node.cpus // asked["cores"]]
+    if selection.counts_memory and node.memory > 1:
+        held.append(node.memory // asked[MEMORY])
+    if each.gpu:
+        by_gpus = node.gpus // each.gpu
+        held.append(by_gpus if selection.has_gpus_per_task else min(by_gpus, 1))
+    return min(held)
+
+
+def _least_nodes(count: int, each: Resources, nodes: Sequence[Node], selection: Selection) -> int:
+    """Return the least number of nodes that this number of workers needs, on those that hold the most."""
+    return math.ceil(count / max([1, *(_held(node, each, selection) for node in nodes)]))
+
+
+def workers_per_node(
+    count: int, each: Resources, nodes: Sequence[Node], selection: Selection, spread: str | None
+) -> int | None:
+    """Return how many workers a job asks for on each of its nodes, which no other job is on; None to have Slurm count.
+
+    On such a node Slurm counts the memory that is asked for with each core for all of its cores, used or not, and
+    takes no node that has less. So where that is too much for a node that holds workers, the job asks for a number of
+    them on each node, and for their memory: for the number for which most nodes do, as all of them may not be as large.
+
+    Args:
+        count: the number of workers.
+        each: their size.
+        nodes: the nodes that they may be on.
+        selection: how Slurm gives out the nodes.
+        spread: the number of nodes, as the user gave it.
+    """
+    held = {node.name: _held(node, each, selection) for node in nodes}
+    if all(node.cpus * memory_per_core(each) <= node.memory for node in nodes if held[node.name]):
+        return None
+
+    def worth(number: int) -> tuple[int, int, int]:
+        able = sum(most >= number for most in held.values())
+        return min(number * able, count), able, number
+
+    least, most = _numbers_of_nodes(count, spread)
+    best = max((min(number, count) for number in held.values() if number), key=worth)
+    return min(max(best, math.ceil(count / most)), math.ceil(count / least))

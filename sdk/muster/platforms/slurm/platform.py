@@ -24,7 +24,17 @@ from muster.platforms.parallel import at_once
 from muster.platforms.session_guard import is_orphaned, owner
 from muster.platforms.slurm import commands, script
 from muster.platforms.slurm.guard import JobGuard
-from muster.platforms.slurm.nodes import Node, Partition, check_fits, chosen, least_nodes, partitions
+from muster.platforms.slurm.nodes import (
+    USUAL,
+    Node,
+    Partition,
+    check_fits,
+    chosen,
+    nodes_in,
+    partitions,
+    selection_of,
+    workers_per_node,
+)
 from muster.platforms.slurm.queue import queue
 from muster.platforms.slurm.states import state_of
 from muster.platforms.slurm.submissions import HANDLE, Submission, Task, left_behind, task_of
@@ -80,6 +90,7 @@ class SlurmPlatform(Platform):
 
     def __post_init__(self) -> None:
         self.storage = Storage.PROJECT if self.shared else Storage.NOTHING
+        self.nodes = str(self.nodes) if self.nodes else None  # a number will do, too
         self._submissions: dict[str, Submission] = {}  # by folder
         self._workers: dict[str, Worker] = {}
         self._submitted: dict[str, list[str]] = {}
@@ -88,7 +99,7 @@ class SlurmPlatform(Platform):
         self._may_be_left = False  # whether there may be a job although its submission failed
         self._known_at = float("-inf")
         self._partitions: dict[str, Partition] = {}
-        self._configuration = ""
+        self._selection = USUAL
         self._owner = os.getpid()
 
     # -- before a launch ----------------------------------------------------------------------------------------------
@@ -127,7 +138,7 @@ class SlurmPlatform(Platform):
     def shortages(self, wanted: Sequence[Resources]) -> list[str]:
         """Return nothing: Slurm shares no resources. Raises ResourceError for workers that could never run."""
         if not self.allocation:
-            check_fits(self._chosen(), [("each worker", each) for each in wanted], self.time, self.nodes)
+            self._check_fits([("each worker", each) for each in wanted])
         return []
 
     def submission_text(self, specs: Sequence[WorkerSpec]) -> str:
@@ -136,13 +147,21 @@ class SlurmPlatform(Platform):
         site = self._site(specs)
         return script.batch_script(str(folder), "muster", owner(), [spec.resources for spec in specs], site)
 
+    def _check_fits(self, wanted: Sequence[tuple[str, Resources]]) -> None:
+        """Raise ResourceError or JobError for workers, with their names, that could never run."""
+        check_fits(self._chosen(), wanted, self.time, self.nodes, self._selection)
+
     def _chosen(self) -> list[Partition]:
         if time.monotonic() > self._known_at + NODES_SECONDS:
             self._partitions = partitions()
             what = "Slurm's configuration could not be read"
-            self._configuration = commands.ask("scontrol", "show", "config", what=what)
+            self._selection = selection_of(commands.ask("scontrol", "show", "config", what=what))
             self._known_at = time.monotonic()
-        return chosen(self._partitions, None if self.allocation else self.partition)
+        return chosen(self._partitions, None if self.allocation else self._named())
+
+    def _named(self) -> str | None:
+        """Return the partitions that the user names, here or to sbatch, separated by commas; None for none."""
+        return self.partition or os.environ.get("SBATCH_PARTITION")
 
     def _flags(self) -> dict[str, str]:
         """Return the user's options for sbatch, by name. Raises JobError."""
@@ -155,26 +174,33 @@ class SlurmPlatform(Platform):
             "reservation": self.reservation,
             "nodelist": self.nodelist,
             "exclude": self.exclude,
-            "nodes": str(self.nodes) if self.nodes else None,
+            "nodes": self.nodes,
             "time": script.time_of(self.time) if self.time else None,
         }
         return {name: value for name, value in named.items() if value}
 
     def _site(self, specs: Sequence[WorkerSpec]) -> script.SiteOptions:
         partitions = self._chosen()
-        nodes = [node for partition in partitions for node in partition.nodes]
-        # The other selections of nodes, of which Slurm has cons_res up to 23.02, know GPUs only as resources of a node.
-        by_node = re.search(r"^SelectType\s*=\s*select/(linear|cons_res)\b", self._configuration, re.MULTILINE)
-        flags = {**self._flags(), **script.deadline_of(specs[0].queue_seconds, self.time)}
-        has_one_size = len({spec.resources for spec in specs}) == 1
-        if script.EXCLUSIVE in self.sbatch_args and has_one_size:  # Slurm then packs workers whatever their memory
-            flags.setdefault("nodes", str(least_nodes(len(specs), specs[0].resources, nodes)))
+        nodes = nodes_in(partitions)
+        has_memory = all(node.memory > 1 for node in nodes)
+        needs_numbers = has_memory and self._selection.counts_memory and self._has_whole_nodes(partitions)
+        per_node = {
+            each: number
+            for count, each in script.parts_of([spec.resources for spec in specs] if needs_numbers else [])
+            if (number := workers_per_node(count, each, nodes, self._selection, self.nodes)) is not None
+        }
         return script.SiteOptions(
-            flags=flags,
+            flags={**self._flags(), **script.deadline_of(specs[0].queue_seconds, self.time)},
             raw=self.sbatch_args,
-            has_memory=all(node.memory > 1 for node in nodes),
-            has_gpus_per_task=not by_node,
+            has_memory=has_memory,
+            has_gpus_per_task=self._selection.has_gpus_per_task,
+            per_node=per_node,
         )
+
+    def _has_whole_nodes(self, partitions: Sequence[Partition]) -> bool:
+        """Return whether a job in these partitions has its nodes for itself."""
+        by_site = self._selection.has_whole_nodes or any(partition.has_whole_nodes for partition in partitions)
+        return by_site or script.asks_for_whole_nodes(self.sbatch_args, os.environ)
 
     def _home(self) -> Path:
         return Path(self.folder).expanduser().absolute() if self.folder else muster_home() / "slurm"
@@ -187,7 +213,7 @@ class SlurmPlatform(Platform):
             return self._submitted[run_key]
         commands.check()
         if not self.allocation:
-            check_fits(self._chosen(), [(spec.name, spec.resources) for spec in specs], self.time, self.nodes)
+            self._check_fits([(spec.name, spec.resources) for spec in specs])
         _check_logs(specs)
         if self._guard is None:
             self._sweep()
@@ -245,7 +271,7 @@ class SlurmPlatform(Platform):
 
     def _nodes_now(self) -> list[Node]:
         """Return the nodes of the partitions that jobs go to, in their present states."""
-        return [node for partition in chosen(partitions(), self.partition) for node in partition.nodes]
+        return [node for partition in chosen(partitions(), self._named()) for node in partition.nodes]
 
     def _start(self, made: Submission, specs: Sequence[WorkerSpec]) -> list[str]:
         """Start a step of the job that this session runs in. Raises OSError."""
@@ -253,7 +279,7 @@ class SlurmPlatform(Platform):
         site = replace(self._site(specs), flags={})
         parts = []
         for count, resources in script.parts_of([spec.resources for spec in specs]):
-            spread = [f"--nodes={script.nodes_of(count, str(self.nodes))}"] if self.nodes else []
+            spread = [f"--nodes={script.nodes_of(count, self.nodes)}"] if self.nodes else []
             arguments = script.worker_arguments(count, resources, site)
             parts.append([f"--jobid={self.allocation}", "--overlap", *spread, *arguments])
         command = script.launch_command(str(made.folder), parts, made.label)
@@ -383,7 +409,7 @@ class SlurmPlatform(Platform):
         guard = self._guard
         try:
             self._end_all()
-        except PlatformError:
+        except BaseException:  # also an interrupt, as nobody else would wait for their ends
             self._guard = None
             if guard is not None:
                 guard.clean_up()

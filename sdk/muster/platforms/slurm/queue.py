@@ -106,7 +106,7 @@ class Queue:
             return self._ends[job][1]
 
     def before(self, job: str) -> int | None:
-        """Return the number of pending jobs before this one in its partitions; None where that is not known."""
+        """Return the number of pending jobs before this user's in its partitions; None where that is not known."""
         return self._ahead.get(job)
 
     def _patiently(self, ask: Callable[[], T]) -> T:
@@ -134,7 +134,7 @@ class Queue:
         self._jobs = {job.id: job for job in found}
 
     def _look_at_everybody(self) -> None:
-        """Count the pending jobs that come before each. Done in place of a poll, as it is as much work for Slurm."""
+        """Count the pending jobs before each of this user's, in place of a poll, which is as much work for Slurm."""
         self._placed_at = self._asked_at = time.monotonic()
         self.looks += 1
         with contextlib.suppress(PlatformError):  # the numbers are only shown
@@ -146,7 +146,8 @@ class Queue:
             for line in out.splitlines():
                 job, _, names = line.partition("|")
                 partitions = frozenset(names.split(","))
-                ahead[job] = sum(count for others, count in seen.items() if others & partitions)
+                if job in self._jobs:  # for all jobs it would take seconds on a large cluster
+                    ahead[job] = sum(count for others, count in seen.items() if others & partitions)
                 seen[partitions] = seen.get(partitions, 0) + 1
             self._ahead = ahead
 

@@ -20,7 +20,6 @@ MEBIBYTE = 1 << 20
 AGENT_MEMORY = 64  # MiB that a worker's task gets for its agent, on top of the worker's memory
 DEADLINE_MARGIN = 10  # minutes that a session may take to cancel a job that it waits for no longer
 # Options of sbatch that only Muster sets. Abbreviations of them are refused, too, as sbatch accepts these.
-EXCLUSIVE = "--exclusive"  # option of sbatch's, for nodes that no other job is on
 OWN = (
     "array", "clusters", "comment", "cpus-per-task", "job-name", "mem-per-cpu", "ntasks", "open-mode", "output",
     "parsable", "requeue", "test-only", "wait", "wrap",
@@ -45,12 +44,14 @@ class SiteOptions:
         raw: further options of sbatch, as the user gave them.
         has_memory: whether Slurm counts memory on its nodes.
         has_gpus_per_task: whether Slurm gives each task its own GPUs.
+        per_node: number of workers on each node, by their size; of sizes that are not in it Slurm counts how many fit.
     """
 
     flags: dict[str, str] = field(default_factory=dict)
     raw: Sequence[str] = ()
     has_memory: bool = True
     has_gpus_per_task: bool = True
+    per_node: Mapping[Resources, int] = field(default_factory=dict)
 
 
 def time_of(text: str) -> str:
@@ -115,19 +116,51 @@ def variables(environ: Mapping[str, str], site: SiteOptions) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in ours}
 
 
+def asks_for_whole_nodes(raw: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Return whether the user asks for nodes that no other job is on, in options of sbatch or in the environment.
+
+    >>> asks_for_whole_nodes(["--nice", "--exclusive"], {}), asks_for_whole_nodes(["--exclusive=user"], {})
+    (True, False)
+    """
+    said = [value for name, _, value in (word.partition("=") for word in raw) if name == "--exclusive"]
+    last = environ.get("SBATCH_EXCLUSIVE", said[-1] if said else None)  # sbatch prefers the variable
+    return last in ("", "exclusive")
+
+
+def cores_of(resources: Resources) -> int:
+    """Return the number of cores that a worker asks for."""
+    return max(math.ceil(resources.cpu), 1)
+
+
+def memory_per_core(resources: Resources) -> int:
+    """Return the MiB of memory that a worker and its agent ask for with each core."""
+    return math.ceil((resources.memory_bytes / MEBIBYTE + AGENT_MEMORY) / cores_of(resources))
+
+
 def worker_arguments(count: int, resources: Resources, site: SiteOptions) -> list[str]:
-    """Return the options, of sbatch and of srun, for ``count`` workers of this size."""
-    cpus = max(math.ceil(resources.cpu), 1)
-    found = [f"--ntasks={count}", f"--cpus-per-task={cpus}"]
+    """Return the options of srun, and of most jobs, for ``count`` workers of this size."""
+    found = [f"--ntasks={count}", f"--cpus-per-task={cores_of(resources)}"]
     if site.has_memory:
-        megabytes = math.ceil((resources.memory_bytes / MEBIBYTE + AGENT_MEMORY) / cpus)
-        found.append(f"--mem-per-cpu={megabytes}M")
+        found.append(f"--mem-per-cpu={memory_per_core(resources)}M")
     if resources.gpu and "gres" not in site.flags:
         if site.has_gpus_per_task:
             found.append(f"--gpus-per-task={resources.gpu}")
         else:
             found += [f"--gres=gpu:{resources.gpu}", "--ntasks-per-node=1"]
     return found
+
+
+def _job_arguments(count: int, resources: Resources, site: SiteOptions) -> list[str]:
+    """Return the options of a job for ``count`` workers of this size.
+
+    A number of workers on each node comes with the memory of that many, in place of each core's share.
+    """
+    found, most = worker_arguments(count, resources, site), site.per_node.get(resources)
+    if most is None:
+        return found
+    kept = [word for word in found if not word.startswith(("--mem-per-cpu=", "--ntasks-per-node="))]
+    memory = most * cores_of(resources) * memory_per_core(resources)
+    return [*kept, f"--ntasks-per-node={most}", f"--mem={memory}M"]
 
 
 def parts_of(wanted: Sequence[Resources]) -> list[tuple[int, Resources]]:
@@ -176,25 +209,17 @@ def batch_script(folder: str, label: str, owner: str, wanted: Sequence[Resources
         flags = dict(site.flags)
         if len(parts) > 1 and "nodes" in flags:
             flags["nodes"] = nodes_of(count, flags["nodes"])
-        arguments = worker_arguments(count, resources, site)
-        asked = _for_whole_nodes(arguments) if EXCLUSIVE in site.raw else arguments
         words += [
-            *(["hetjob"] if number else []), f"--job-name={label}", f"--comment=muster:{owner}", *asked,
-            *(f"--{name}={value}" for name, value in flags.items()), "--no-requeue", f"--output={output}",
-            "--open-mode=append", *site.raw,
+            *(["hetjob"] if number else []), f"--job-name={label}", f"--comment=muster:{owner}",
+            *_job_arguments(count, resources, site), *(f"--{name}={value}" for name, value in flags.items()),
+            "--no-requeue", f"--output={output}", "--open-mode=append", *site.raw,
         ]  # fmt: skip
-        steps.append([*([f"--het-group={number}"] if len(parts) > 1 else []), *arguments])
+        group = [f"--het-group={number}"] if len(parts) > 1 else []
+        steps.append([*group, *worker_arguments(count, resources, site)])
     lines = ["#!/bin/sh", *(f"#SBATCH {_quoted(word)}" for word in words)]
-    return "\n".join([*lines, "umask 077", f"exec {shlex.join(launch_command(folder, steps, label))}", ""])
-
-
-def _for_whole_nodes(arguments: Sequence[str]) -> list[str]:
-    """Return a job's options with all memory of its nodes in place of each core's share.
-
-    A job that has nodes for itself has all their cores: Slurm counts the share of each, whether a worker uses it or
-    not, and refuses what only that makes too much.
-    """
-    return ["--mem=0" if word.startswith("--mem-per-cpu=") else word for word in arguments]
+    # sbatch sets the variable, and srun complains of it where nodes have different numbers of workers.
+    lines += ["unset SLURM_NTASKS_PER_NODE", "umask 077", f"exec {shlex.join(launch_command(folder, steps, label))}"]
+    return "\n".join([*lines, ""])
 
 
 def _quoted(word: str) -> str:

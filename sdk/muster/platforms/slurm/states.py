@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,11 +18,11 @@ from muster.platforms.slurm.words import (
     ENDS,
     OVER,
     UNKNOWN,
-    can_never_run,
     how_ended,
     nodes_over_memory,
     ran_out_of_memory,
     state_word,
+    why_never,
     why_pending,
 )
 from muster.runtime.children import has_ended
@@ -74,20 +74,23 @@ def state_of(worker: Worker, made: Submission, task: Task | None, step: subproce
     return _of_step(worker, made, task, step) if made.is_step else _of_job(worker, made, task)
 
 
-def _may_be_slurms(task: Task) -> bool:
-    """Return whether Slurm may have ended a task, as it does when the job is cancelled or over its time limit.
+def _ended_by(told: Mapping[str, Any]) -> int:
+    """Return the number of the signal that has ended a task, as its agent told it; another number for none.
 
     A shell whose command a signal has ended exits with 128 and the signal's number.
     """
-    told = task.outcome
-    ended_by = told.get("signal") or (told.get("exit_code") or 0) - 128
-    return told["status"] is Status.STOPPED or ended_by in ENDED_BY_SLURM
+    return int(told.get("signal") or (told.get("exit_code") or 0) - 128)
+
+
+def _may_be_slurms(task: Task) -> bool:
+    """Return whether Slurm may have ended a task, as it does when the job is cancelled or over its time limit."""
+    return task.outcome["status"] is Status.STOPPED or _ended_by(task.outcome) in ENDED_BY_SLURM
 
 
 def _as_told(worker: Worker, made: Submission, task: Task) -> Worker:
     """Return a worker's end as its agent told it, but out of memory where Slurm killed the step for that."""
     told = dict(task.outcome)
-    if told.get("signal") == signal.SIGKILL and ran_out_of_memory(made.output_end(), task_of(worker.id)):
+    if _ended_by(told) == signal.SIGKILL and ran_out_of_memory(made.output_end(), task_of(worker.id)):
         words, cause, _ = how_ended("OUT_OF_MEMORY", {})
         told |= {"reason": _sentence(words), "cause": cause, "advice": _more_memory(worker)}
     if NO_WAY in str(told.get("reason")):
@@ -108,13 +111,19 @@ def _of_step(worker: Worker, made: Submission, task: Task, step: subprocess.Pope
         return _as_told(worker, made, task)
     if step is None or not has_ended(step):
         return worker if task.at is not None else worker.moved(Status.STARTING, placed_at=worker.created_at)
+    status = "" if step.returncode is None else f" with status {step.returncode}"  # another thread is just reading it
+    reason = f"Its step ended{status} before its agent could say why. {made.last_words()}"
+    told = {"reason": reason.strip(), **_step_refused(made)}
+    return worker.moved(Status.FAILED, **told, finished_at=time.time())
+
+
+def _step_refused(made: Submission) -> dict[str, Any]:
+    """Return the reason why srun has started no step, and what to try, as its output has it; nothing for other ends."""
     said = made.last_words()
     refusal = find_refusal(STEP_REFUSALS, said)
-    if refusal is not None:
-        reason, advice = in_words("Its step could not be started", said, refusal, "Slurm"), refusal.advice
-        return worker.moved(Status.FAILED, reason=reason, advice=advice, finished_at=time.time())
-    reason = f"Its step ended with status {step.returncode} before its agent could say why. {said}"
-    return worker.moved(Status.FAILED, reason=reason.strip(), finished_at=time.time())
+    if refusal is None:
+        return {}
+    return {"reason": in_words("Its step could not be started", said, refusal, "Slurm"), "advice": refusal.advice}
 
 
 def _of_job(worker: Worker, made: Submission, task: Task) -> Worker:
@@ -129,10 +138,12 @@ def _of_job(worker: Worker, made: Submission, task: Task) -> Worker:
     if task.outcome:
         is_going_on = looked_at > task.seen_at + SETTLE_SECONDS and job.state not in ("COMPLETING", "STOPPED")
         return _as_told(worker, made, task) if is_going_on else worker
+    if task.at is not None and looked_at < task.seen_at:  # what the queue said is of before the task's start
+        return worker
     if job.is_waiting:
-        if can_never_run(job.reason, job.partition):
-            words = why_pending(job.reason)
-            return worker.moved(Status.FAILED, reason=words, cause=None, finished_at=time.time())
+        never = why_never(job.reason, job.partition)
+        if never is not None:
+            return worker.moved(Status.FAILED, reason=never[0], advice=never[1], finished_at=time.time())
         words = why_pending(job.reason, job.starts_at, queue.before(number), job.partition)
         return replace(worker, reason=words)
     if job.state == "CONFIGURING":
@@ -181,6 +192,8 @@ def _ended(worker: Worker, made: Submission, task: Task, state: str) -> Worker:
         told["reason"] = f"Slurm ended all tasks for the memory of {of}."
         if any(over.values()) and not any(task_of(worker.id) in tasks for tasks in over.values()):
             told["cause"] = EndCause.PEER
+    if cause is None and task.at is None:
+        told |= _step_refused(made)
     if cause is EndCause.MEMORY:
         told["advice"] = _more_memory(worker)
     if word == "NODE_FAIL" and task.node:

@@ -18,28 +18,62 @@ OVER = frozenset({
 })  # fmt: skip
 
 # Why a job is pending, by Slurm's reason or the sentence that it writes in place of one; the first that matches counts.
-# As they were submitted, jobs with these will never run:
+# As they were submitted, jobs with these will never run; with what to try:
 NEVER = (
-    (r"DependencyNeverSatisfied", "a job that it depends on has not ended as it should have"),
-    (r"ReservationDeleted|ReservationInvalid|Reservation .+ was deleted", "its reservation is gone"),
-    (r"InvalidQOS|InvalidAccount", "its account or quality of service is none of yours"),
-)
+    (
+        r"DependencyNeverSatisfied", "a job that it depends on has not ended as it should have",
+        ArgumentText(Argument("sbatch_args", ""), " with another dependency, or none"),
+    ),
+    (
+        r"ReservationDeleted|ReservationInvalid|Reservation .+ was deleted", "its reservation is gone",
+        ArgumentText(Argument("reservation", ""), " one that `scontrol show reservation` lists, or none"),
+    ),
+    (
+        r"InvalidQOS|InvalidAccount", "its account or quality of service is none of yours",
+        ArgumentText(
+            Argument("account", ""), " and ", Argument("qos", ""),
+            " that `sacctmgr show associations user=$USER` lists",
+        ),
+    ),
+)  # fmt: skip
 # The same in the partition that Slurm speaks of; of several, that is the one that it has tried last:
 NEVER_THERE = (
-    (r"PartitionTimeLimit", "it asks for more time than the partition allows"),
-    (r"PartitionConfig", "the partition takes no such jobs"),
+    (
+        r"PartitionTimeLimit", "it asks for more time than the partition allows",
+        ArgumentText("a shorter ", Argument("time", ""), ", or another partition"),
+    ),
+    (
+        r"PartitionConfig", "the partition takes no such jobs",
+        ArgumentText("another ", Argument("partition", ""), ", or what `scontrol show partition` says of this one"),
+    ),
     (
         r"(QOS|Assoc)Max\w+Per(Job(Limit)?|Node)",
         "it asks for more than its account or quality of service lets one job have",
+        ArgumentText(
+            "fewer or smaller workers, a shorter ", Argument("time", ""), ", or another ", Argument("account", ""),
+            " or ", Argument("qos", ""),
+        ),
     ),
-    (r"QOSMin\w+", "it asks for less than its quality of service demands"),
-    (r"MaxMemPerLimit", "it asks for more memory than a job may have there"),
-    (r"BadConstraints", "no nodes could ever be what it asks for"),
+    (
+        r"QOSMin\w+", "it asks for less than its quality of service demands",
+        ArgumentText("more or larger workers, or another ", Argument("qos", "")),
+    ),
+    (
+        r"MaxMemPerLimit", "it asks for more memory than a job may have there",
+        ArgumentText("less ", Argument("memory", ""), ", or another partition"),
+    ),
+    (
+        r"BadConstraints", "no nodes could ever be what it asks for",
+        ArgumentText("fewer or smaller workers, or another ", Argument("constraint", ""), " or partition"),
+    ),
     (
         r"(Account|QOS)NotAllowed|Job's (account|QOS) not permitted.*",
         "its account or quality of service may not use the partition",
+        ArgumentText(
+            "another ", Argument("partition", ""), ", ", Argument("account", ""), " or ", Argument("qos", "")
+        ),
     ),
-)
+)  # fmt: skip
 # These wait for their turn, for nodes, for somebody who holds them, or for a limit:
 WAITS = (
     (r"None", "Slurm has not said yet what it waits for"),
@@ -104,9 +138,15 @@ ENDS: Mapping[str, tuple[str, EndCause | None, str | None]] = {
 UNKNOWN = "what ended it is not known: its job is gone from Slurm's memory, and there is no accounting (sacct)"
 
 
-def can_never_run(reason: str, partition: str) -> bool:
-    """Return whether a job that is pending in these partitions will never run as it was submitted."""
-    return _meaning(_word(reason), NEVER if "," in partition else NEVER + NEVER_THERE) is not None
+def why_never(reason: str, partition: str) -> tuple[str, str] | None:
+    """Return why a job that is pending in these partitions will never run as it was submitted, and what to try.
+
+    None where it may run.
+    """
+    for pattern, words, advice in NEVER if "," in partition else NEVER + NEVER_THERE:
+        if re.fullmatch(pattern, _word(reason)):
+            return f"The job can never run: {words} (Slurm says {_bare(reason)}).", advice
+    return None
 
 
 def why_pending(reason: str, starts_at: float | None = None, before: int | None = None, partition: str = "") -> str:
@@ -119,7 +159,7 @@ def why_pending(reason: str, starts_at: float | None = None, before: int | None 
         partition: its partitions, separated by commas.
     """
     word = _word(reason)
-    meaning = _meaning(word, NEVER + NEVER_THERE + WAITS)
+    meaning = _meaning(word, (*NEVER, *NEVER_THERE, *WAITS))
     parts = [f"The job is queued{f': {meaning}' if meaning else ''} (Slurm says {_bare(reason) or 'nothing'})"]
     if "," in partition and _meaning(word, NEVER_THERE):
         parts.append("another of its partitions may still take it")
@@ -141,8 +181,8 @@ def _word(reason: str) -> str:
     return _bare(reason).partition(",")[0].replace("_", " ")
 
 
-def _meaning(word: str, known: Sequence[tuple[str, str]]) -> str | None:
-    return next((words for pattern, words in known if re.fullmatch(pattern, word)), None)
+def _meaning(word: str, known: Sequence[tuple[str, ...]]) -> str | None:
+    return next((words for pattern, words, *_ in known if re.fullmatch(pattern, word)), None)
 
 
 def state_word(state: str) -> str:
