@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from muster.agent import slurm_site
+from muster.agent.owners import owner
 from muster.errors import (
     LaunchRefused,
     MusterError,
@@ -28,12 +30,12 @@ from muster.errors import (
 from muster.failure.causes import Failure, FailureKind
 from muster.failure.diagnosis import explain
 from muster.job import EndCause, Status, Worker
-from muster.platforms.session_guard import owner
-from muster.platforms.slurm import commands, queue
+from muster.platforms.slurm import queue
 from muster.platforms.slurm.commands import SlurmGone
-from muster.platforms.slurm.guard import clean_up
+from muster.platforms.slurm.guard import JobGuard, clean_up
 from muster.platforms.slurm.platform import SlurmPlatform
 from muster.platforms.slurm.queue import Queue
+from muster.platforms.slurm.site import HERE
 from muster.platforms.slurm.states import state_of
 from muster.platforms.slurm.submissions import Submission, Task
 from muster.platforms.slurm.words import can_never_run, why_pending
@@ -63,7 +65,7 @@ def cluster(fake: StandIn) -> StandIn:
 
 def test_a_look_at_everybody_s_jobs_says_nothing_new_of_one_s_own(fake: StandIn) -> None:
     fake.queue("7|PENDING|Priority|N/A|main|none", everybody="5|main\n6|other\n7|main\n")
-    looked = Queue()
+    looked = Queue(HERE)
     jobs, at = looked.jobs()
     again, still_at = looked.jobs()
     assert [len(fake.asked("squeue")), looked.before("7"), looked.before("6")] == [2, 1, 0]
@@ -74,7 +76,7 @@ def test_a_look_at_everybody_s_jobs_says_nothing_new_of_one_s_own(fake: StandIn)
 def test_jobs_come_first_that_share_a_partition_with_one_s_own(fake: StandIn) -> None:
     everybody = "1|cpu\n2|gpu,cpu\n3|other\n4|gpu\n7|cpu,gpu\n8|other,gpu\n9|cpu\n"
     fake.queue("7|PENDING|Priority|N/A|cpu,gpu|none", everybody=everybody)
-    looked = Queue()
+    looked = Queue(HERE)
     looked.jobs()
     looked.jobs()
     assert {job: looked.before(job) for job in "1234789"} == {
@@ -115,14 +117,14 @@ def test_when_slurm_expects_to_start_a_job_is_told(fake: StandIn, monkeypatch: p
 
 def state_of_a_queued_job(monkeypatch: pytest.MonkeyPatch) -> Worker:
     """The state of a worker of job 7, by a queue that is asked for the first time."""
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
     made = Submission(Path("/nowhere"))
     made.job, made.names = "7", ["worker-0"]
     return state_of(Worker("7.0@/nowhere", "worker-0", created_at=1.0), made, None, None)
 
 
 def test_a_job_that_the_queue_does_not_show_is_not_over(fake: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", looked := Queue())
+    monkeypatch.setattr(HERE, "queue", looked := Queue(HERE))
     made = Submission(Path("/nowhere"))
     made.job, made.names, made.known_at = "7", ["worker-0"], float("-inf")
     worker = Worker("7.0@/nowhere", "worker-0", created_at=1.0)
@@ -145,7 +147,7 @@ def test_a_clock_that_is_set_changes_nothing_about_jobs(
     fake: StandIn, monkeypatch: pytest.MonkeyPatch, set_by: float
 ) -> None:
     """Neither of one that the queue does not show yet, nor of one that has gone, nor of a task that has ended."""
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
     worker = Worker("7.0@/nowhere", "worker-0", created_at=time.time())
     task = Task(node="n1", at=time.time(), outcome={"status": Status.STOPPED, "signal": 15}, told_at=time.time())
     clock = types.SimpleNamespace(time=lambda: time.time() + set_by, monotonic=time.monotonic)
@@ -167,7 +169,7 @@ def test_a_process_that_slurm_s_signal_has_ended_was_cancelled_with_its_job(
     told: dict[str, int], fake: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a shell reports the signal of its command as an exit status."""
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
     made = Submission(Path("/nowhere"))
     made.job, made.names = "7", ["worker-0"]
     fake.queue("7|CANCELLED|None|N/A|main|none")
@@ -180,7 +182,7 @@ def test_a_job_whose_processes_end_as_slurm_asks_them_to_has_made_way(
     fake: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its script has ended before Slurm ended it, so that Slurm never says PREEMPTED."""
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
     made = Submission(Path("/nowhere"))
     made.job, made.names = "7", ["worker-0"]
     worker = Worker("7.0@/nowhere", "worker-0", created_at=1.0)
@@ -188,7 +190,7 @@ def test_a_job_whose_processes_end_as_slurm_asks_them_to_has_made_way(
     fake.queue("7|FAILED|NonZeroExitCode|N/A|main|none")
     fake.says("scontrol", "JobId=7 JobState=FAILED Reason=NonZeroExitCode PreemptTime=2026-11-22T20:00:00\n")
     assert state_of(worker, made, task, None).cause is EndCause.PREEMPTED
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
     fake.says("scontrol", "JobId=7 JobState=FAILED Reason=NonZeroExitCode PreemptTime=None\n")
     assert state_of(worker, made, task, None).cause is not EndCause.PREEMPTED
 
@@ -196,7 +198,7 @@ def test_a_job_whose_processes_end_as_slurm_asks_them_to_has_made_way(
 def test_a_worker_that_was_told_to_end_is_stopped_where_its_job_is_over_before_it_could_tell(
     fake: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
     made = Submission(Path("/nowhere"))
     made.job, made.names = "7", ["worker-0"]
     fake.queue("7|CANCELLED|None|N/A|main|none")
@@ -209,7 +211,7 @@ def test_a_worker_that_was_told_to_end_is_stopped_where_its_job_is_over_before_i
 def test_a_user_s_filters_hide_no_jobs(fake: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQUEUE_PARTITION", "other")
     monkeypatch.setenv("SCANCEL_INTERACTIVE", "1")
-    assert not [name for name in commands.environment() if name.startswith(("SQUEUE", "SCANCEL"))]
+    assert not [name for name in slurm_site.environment() if name.startswith(("SQUEUE", "SCANCEL"))]
 
 
 # As ``scontrol -o show job`` and ``sacct -n -P -X -o State,ExitCode,Reason`` have shown them, in short.
@@ -240,7 +242,7 @@ SHOWN = "JobId=7 JobName=muster-a UserId=me(1000) QOS=normal JobState={} Reason=
 def test_what_slurm_says_of_a_job_s_end_becomes_an_error_of_its_own(
     fake: StandIn, monkeypatch: pytest.MonkeyPatch, shown: str, accounted: str, kind: type[MusterError], words: str
 ) -> None:
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
     made = Submission(Path("/nowhere"))
     made.known_at = float("-inf")
     made.job, made.names = "7", ["worker-0"]
@@ -421,7 +423,7 @@ def test_of_a_reason_that_is_not_known_only_slurm_s_word_is_told(reason: str) ->
 def test_what_sbatch_refuses_is_told_by_its_cause(fake: StandIn, said: str, words: str) -> None:
     fake.says("sbatch", "", complains=said, status=1)
     with pytest.raises(LaunchRefused, match="The job could not be submitted: ") as refused:
-        commands.ask("sbatch", what="The job could not be submitted", worker="worker-0")
+        HERE.ask("sbatch", what="The job could not be submitted", worker="worker-0")
     assert words in refused.value.message
 
 
@@ -440,7 +442,7 @@ def test_a_step_that_does_not_fit_in_the_job_of_the_session_says_what_to_change(
 
 
 def test_memory_that_only_the_step_ran_out_of(fake: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
     made = Submission(tmp_path)
     made.job, made.names = "7", ["worker-0", "worker-1"]
     (tmp_path / "output").write_text(
@@ -480,8 +482,8 @@ def test_a_controller_that_is_down_is_asked_ever_more_rarely(fake: StandIn, monk
         calls.append(now[0] - 1000)
         return 1, "", complains
 
-    monkeypatch.setattr(commands, "run", refuse)
-    looked = Queue()
+    monkeypatch.setattr(HERE, "run", refuse)
+    looked = Queue(HERE)
     while now[0] < 1100:  # as several runs do that poll each 0.3 s
         for ask in (looked.jobs, lambda: looked.end_of("7")):
             with pytest.raises(SlurmGone, match="controller does not answer"):
@@ -489,7 +491,7 @@ def test_a_controller_that_is_down_is_asked_ever_more_rarely(fake: StandIn, monk
         now[0] += 0.3
     gaps = [round(later - earlier) for earlier, later in zip(calls, calls[1:], strict=False)]
     assert gaps == [2, 4, 8, 16, 30, 30]
-    monkeypatch.setattr(commands, "run", lambda *argv, **_: (0, "7|RUNNING|None|N/A|main|none\n", ""))
+    monkeypatch.setattr(HERE, "run", lambda *argv, **_: (0, "7|RUNNING|None|N/A|main|none\n", ""))
     now[0] += 30
     assert [*looked.jobs()[0]] == ["7"]
 
@@ -505,7 +507,7 @@ def test_slurm_is_asked_as_often_for_a_thousand_workers_of_several_runs_as_for_t
     monkeypatch.setattr(queue, "time", clock)
     monkeypatch.setattr("muster.platforms.slurm.platform.END_SECONDS", 0.1)
     monkeypatch.setattr("muster.platforms.slurm.states.time", clock)
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
     specs = [run.spec(f"worker-{number}") for number in range(workers)]
     platforms = [SlurmPlatform(), SlurmPlatform()]
     handles = [platform.submit(specs, "key") for platform in platforms]
@@ -521,7 +523,7 @@ def test_slurm_is_asked_as_often_for_a_thousand_workers_of_several_runs_as_for_t
         now[0] += 0.5
     asked = cluster.asked()[at_start:]
     assert {line.split()[0] for line in asked} == {"squeue"}
-    assert len(asked) == 30
+    assert len(asked) == 29  # each submission has looked before, too
     at_end = len(cluster.asked())
     for platform in platforms:
         platform.close()
@@ -542,7 +544,7 @@ def test_tasks_of_several_nodes_are_told_to_end_at_the_same_time(
         assert seconds < 60
         return 0, "", ""
 
-    monkeypatch.setattr(commands, "run", run)
+    monkeypatch.setattr(HERE, "run", run)
     made = Submission(tmp_path)
     made.job = "7"
     tasks = [Task(node=f"n{number % 2}", pid=number, at=1.0) for number in range(10, 14)]
@@ -554,21 +556,21 @@ def test_a_job_whose_submission_was_not_answered_is_cancelled(
     cluster: StandIn, muster_home: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n"
-    asked = commands.ask
+    asked = HERE.ask
 
     def ask(*argv: str, **options: Any) -> str:
         if argv[:2] == ("sbatch", "--parsable"):
             cluster.says("sbatch", "", complains=lost, status=1)
         return asked(*argv, **options)
 
-    monkeypatch.setattr(commands, "ask", ask)
+    monkeypatch.setattr(HERE, "ask", ask)
     platform = SlurmPlatform()
     with pytest.raises(LaunchRefused, match="Socket timed out"):
         platform.submit([run.spec()], "key")
     (cancelled,) = cluster.asked("scancel")
     assert cancelled.startswith("scancel --quiet --me --name=muster-")
     guard = platform._guard
-    assert guard is not None
+    assert isinstance(guard, JobGuard)
     platform.close()
     eventually(lambda: len(cluster.asked("scancel")) > 1, "the guard goes on to cancel")
     os.kill(guard.pid, signal.SIGKILL)
@@ -583,7 +585,7 @@ def test_a_job_that_cannot_be_cancelled_is_left_to_the_guard(
     (handle,) = platform.submit([run.spec()], "key")
     assert handle.startswith("7.0@/")
     guard = platform._guard
-    assert guard is not None
+    assert isinstance(guard, JobGuard)
     cluster.says("scancel", "", complains="Unable to contact slurm controller (connect failure)", status=1)
     ends: list[Callable[[], object]] = [lambda: platform.stop([handle]), platform.close]
     for end in ends:
@@ -601,7 +603,7 @@ def test_a_job_that_cannot_be_cancelled_is_left_to_the_guard(
 def test_a_guard_removes_the_files_of_jobs_that_never_began(
     cluster: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("muster.platforms.slurm.guard.LATE_SECONDS", -1.0)
+    monkeypatch.setattr("muster.agent.slurm_site.LATE_SECONDS", -1.0)
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "worker-0.launch").write_text("secret")
     clean_up({"labels": ["muster-a", "muster-b"], "folders": [str(tmp_path / "made")], "steps": []})

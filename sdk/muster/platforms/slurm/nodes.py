@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from muster.errors import JobError, ResourceError
 from muster.job import Resources
-from muster.platforms.slurm import commands
+from muster.platforms.slurm.commands import Commands
 from muster.platforms.slurm.script import AGENT_MEMORY, MEBIBYTE, nodes_of, parts_of
 from muster.platforms.slurm.words import minutes_of
 from muster.text.arguments import Argument, ArgumentText
@@ -48,7 +48,7 @@ class Partition:
     nodes: tuple[Node, ...]
 
 
-def partitions() -> dict[str, Partition]:
+def partitions(commands: Commands) -> dict[str, Partition]:
     """Return the partitions that this user sees. Raises PlatformError."""
     out = commands.ask("sinfo", "-a", "-h", "-N", "-o", "%P|%l|%N|%o|%c|%m|%T|%G", what="The nodes could not be listed")
     found: dict[str, Partition] = {}

@@ -12,7 +12,6 @@ from typing import Any
 from muster.job import EndCause, Status, Worker, memory_argument
 from muster.platforms.refusals import find_refusal, in_words
 from muster.platforms.slurm.commands import STEP_REFUSALS
-from muster.platforms.slurm.queue import queue
 from muster.platforms.slurm.submissions import Submission, Task, task_of
 from muster.platforms.slurm.words import (
     ENDS,
@@ -118,6 +117,7 @@ def _of_step(worker: Worker, made: Submission, task: Task, step: subprocess.Pope
 
 
 def _of_job(worker: Worker, made: Submission, task: Task) -> Worker:
+    queue = made.site.queue
     jobs, looked_at = queue.jobs()
     number = made.job_of(task_of(worker.id))
     job = jobs.get(number)
@@ -157,7 +157,7 @@ def _ended(worker: Worker, made: Submission, task: Task, state: str) -> Worker:
         return worker.moved(Status.STOPPED, finished_at=time.time())
     may_be_slurms = not task.outcome or _may_be_slurms(task)
     job = made.job_of(task_of(worker.id))
-    found = queue.end_of(job) if state not in ("COMPLETED", "FAILED") or may_be_slurms else None
+    found = made.site.queue.end_of(job) if state not in ("COMPLETED", "FAILED") or may_be_slurms else None
     state, said = found or (state, {})
     if task.outcome and may_be_slurms and said.get("PreemptTime", NEVER_PREEMPTED) != NEVER_PREEMPTED:
         state = "PREEMPTED"  # its processes ended at Slurm's signal, before Slurm itself ended the job
