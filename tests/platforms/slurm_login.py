@@ -10,6 +10,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from muster.security.ssh import generate_key_pair, write_private
@@ -19,9 +20,11 @@ from tests.platforms.slurm_engine import Engine
 from tests.support import eventually
 
 NAME = "login1"
-# The same machine where logins lack Slurm's commands, have them only in a terminal, lack python3, or forward no port.
+# The same machine where logins lack Slurm's commands, have them only in a terminal, lack python3, forward no port, or
+# have the python3 of ``old_python``.
 NO_SLURM, TERMINAL, NO_PYTHON, NO_FORWARDING = "no-slurm", "terminal", "no-python", "no-forwarding"
-PORTS = {NAME: 22, NO_SLURM: 23, TERMINAL: 24, NO_PYTHON: 25, NO_FORWARDING: 26}
+OLD_PYTHON = "old-python"
+PORTS = {NAME: 22, NO_SLURM: 23, TERMINAL: 24, NO_PYTHON: 25, NO_FORWARDING: 26, OLD_PYTHON: 27}
 NUMBER = 250  # of its address
 SSHD_CONFIG = """\
 HostKey {folder}/host_key
@@ -66,11 +69,13 @@ class LoginMachine:
         engine: the same.
         address: its address.
         home: the user's home there, which this machine does not see.
+        old: a folder that comes first on the search path of ``OLD_PYTHON``.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.folder = engine.folder / "login"
+        self.old = self.folder / "old"
         self.home = engine.folder / "home-of-cluster"
         self.address = f"{engine.subnet}.{NUMBER}"
         self._host_key, self._key = generate_key_pair(), generate_key_pair()
@@ -82,7 +87,7 @@ class LoginMachine:
         with (engine.folder / "hosts").open("a") as names:
             names.write(f"{self.address} {NAME}\n")
         entries = "".join(f"Host {name}\n    Port {port}\n    HostKeyAlias {NAME}\n" for name, port in PORTS.items())
-        entries += "Host off\n    Port 27\n"
+        entries += "Host off\n    Port 99\n"
         (self.folder / "config").write_text(
             f"{entries}Host *\n    HostName {self.address}\n    User root\n    IdentitiesOnly yes\n"
             f"    IdentityFile {self.folder}/id_ed25519\n    UserKnownHostsFile {self.folder}/known_hosts\n"
@@ -116,7 +121,8 @@ class LoginMachine:
 
     def _match(self, name: str, port: int) -> str:
         """Return the part of sshd's configuration for logins by one of the names."""
-        path = {NO_SLURM: USUAL, TERMINAL: USUAL, NO_PYTHON: "/nowhere"}.get(name, self.engine.path)
+        own = {NO_SLURM: USUAL, TERMINAL: USUAL, NO_PYTHON: "/nowhere", OLD_PYTHON: f"{self.old}:{self.engine.path}"}
+        path = own.get(name, self.engine.path)
         home = self._home_of(name)
         return (
             f"Match LocalPort {port}\n    AllowTcpForwarding {'no' if name == NO_FORWARDING else 'yes'}\n"
@@ -136,14 +142,31 @@ class LoginMachine:
         inside = [*self.engine.inside, "sh", "-c", command]
         return subprocess.run(inside, check=True, stdout=subprocess.PIPE, text=True).stdout
 
+    @contextlib.contextmanager
+    def firewall(self) -> Iterator[None]:
+        """Refuse all connections to the login node but those to its sshd, for a while."""
+        network = ["nsenter", "--target", str(self._first()), "--net", "iptables"]
+        refused = ["INPUT", "-i", "eth0", "-p", "tcp", "--syn", "!", "--dport", "22:99", "-j", "REJECT"]
+        subprocess.run([*network, "-A", *refused], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run([*network, "-D", *refused], check=True)
+
     def pids(self) -> list[int]:
         """Return the ids on this machine of all processes of the login node, its first sshd aside."""
         found = {}
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 found[int(path.name)] = os.readlink(path / "ns/net")
-        (first,) = [pid for pid in found if self._is_first(pid)]
+        first = self._first()
         return [pid for pid, network in found.items() if network == found[first] and pid != first]
+
+    def _first(self) -> int:
+        """Return the id on this machine of the sshd that waits for logins."""
+        pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+        (first,) = [pid for pid in pids if self._is_first(pid)]
+        return first
 
     def _is_first(self, pid: int) -> bool:
         with contextlib.suppress(OSError):

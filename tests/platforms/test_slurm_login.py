@@ -31,7 +31,7 @@ from muster.job import Status
 from muster.platforms.slurm.platform import SlurmPlatform
 from muster.records import scratch
 
-from tests.platforms.slurm_login import NAME, NO_FORWARDING, NO_PYTHON, NO_SLURM, TERMINAL, LoginMachine
+from tests.platforms.slurm_login import NAME, NO_FORWARDING, NO_PYTHON, NO_SLURM, OLD_PYTHON, TERMINAL, LoginMachine
 from tests.support import Run, StubSession, command_line, descendants_of, environment, eventually, shell
 
 NOTEBOOK = (
@@ -257,6 +257,13 @@ def test_a_guard_that_is_killed_leaves_its_queued_job_to_the_next_run(project: P
     eventually(lambda: login.engine.jobs() == [], "both jobs are gone", timeout=20)
 
 
+def test_nodes_that_cannot_dial_the_login_node_say_so(project: Path, login: LoginMachine) -> None:
+    said = rf"worker-\d did not come up: .*cannot reach the session at {login.address}:\d+"
+    with login.firewall(), pytest.raises(LaunchRefused, match=said) as told:
+        run("endless.py")
+    assert "have the login node's firewall let compute nodes dial it" in str(told.value.advice)
+
+
 def test_plan_and_doctor_ask_there(project: Path, login: LoginMachine) -> None:
     (project / "train.py").write_text("print('done')\n")
     options = ["-p", "slurm", "--login", NAME, "-s", "processes", "-n", "2", "--memory", "0.5", "train.py"]
@@ -266,6 +273,16 @@ def test_plan_and_doctor_ask_there(project: Path, login: LoginMachine) -> None:
     said = CliRunner().invoke(main, ["doctor", *options])
     assert said.exit_code == 0, said.output
     assert f"slurm, partition main, through {NAME}" in said.output
+
+
+def test_the_oldest_python_that_a_login_node_may_have(project: Path, login: LoginMachine) -> None:
+    found = sorted(Path.home().glob(".pyenv/versions/3.6.*/bin/python3"))
+    if not found:
+        pytest.skip("there is no Python 3.6 here")
+    login.old.mkdir()
+    (login.old / "python3").symlink_to(found[0])
+    (project / "train.py").write_text("print('done')\n")
+    assert run("train.py", login=OLD_PYTHON).logs("worker-1") == "done\n"
 
 
 def test_commands_that_only_terminals_there_have_are_found(project: Path, login: LoginMachine) -> None:

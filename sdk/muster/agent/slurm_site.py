@@ -49,15 +49,15 @@ def command(argv: "list[str]", given: "str | None", limit: float, without: "list
         limit: seconds that it may take.
         without: variables of this process's environment that it does not get.
     """
+    source: "dict[str, Any]" = {"stdin": subprocess.DEVNULL} if given is None else {"input": given.encode()}
     try:
         done = subprocess.run(
             argv,
-            input=None if given is None else given.encode(),
-            stdin=subprocess.DEVNULL if given is None else None,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             timeout=limit,
             env={name: value for name, value in environment().items() if name not in without},
+            **source,
         )
     except subprocess.TimeoutExpired:
         return {}

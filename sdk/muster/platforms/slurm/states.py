@@ -12,6 +12,7 @@ from typing import Any
 from muster.job import EndCause, Status, Worker, memory_argument
 from muster.platforms.refusals import find_refusal, in_words
 from muster.platforms.slurm.commands import STEP_REFUSALS
+from muster.platforms.slurm.site import HERE
 from muster.platforms.slurm.submissions import Submission, Task, task_of
 from muster.platforms.slurm.words import (
     ENDS,
@@ -36,6 +37,11 @@ ANOTHER_WAY = ArgumentText(
     "or open that port for the compute nodes, or ",
     Argument("session_address", ""),
     " an address and port that they reach",
+)
+NO_OTHER_WAY = ArgumentText(
+    "have the login node's firewall let compute nodes dial it, or run on the login node itself, without ",
+    Argument("login", ""),
+    ", where there is another way (docs/slurm.md)",
 )
 ENDED_BY_SLURM = (signal.SIGTERM, signal.SIGKILL, signal.SIGCONT)
 
@@ -90,7 +96,7 @@ def _as_told(worker: Worker, made: Submission, task: Task) -> Worker:
         words, cause, _ = how_ended("OUT_OF_MEMORY", {})
         told |= {"reason": _sentence(words), "cause": cause, "advice": _more_memory(worker)}
     if NO_WAY in str(told.get("reason")):
-        told["advice"] = ANOTHER_WAY
+        told["advice"] = ANOTHER_WAY if made.site is HERE else NO_OTHER_WAY
     return worker.moved(**told, finished_at=task.told_at)
 
 
