@@ -19,6 +19,7 @@ import pytest
 from muster.agent import slurm_site
 from muster.agent.owners import owner
 from muster.errors import (
+    HostUnreachable,
     LaunchRefused,
     MusterError,
     RunTimeout,
@@ -35,7 +36,7 @@ from muster.platforms.slurm.commands import SlurmGone
 from muster.platforms.slurm.guard import JobGuard, clean_up
 from muster.platforms.slurm.platform import SlurmPlatform
 from muster.platforms.slurm.queue import Queue
-from muster.platforms.slurm.site import HERE
+from muster.platforms.slurm.site import HERE, Site
 from muster.platforms.slurm.states import state_of
 from muster.platforms.slurm.submissions import Submission, Task
 from muster.platforms.slurm.words import can_never_run, why_pending
@@ -637,3 +638,28 @@ def test_a_job_that_another_process_left_is_known_for_as_long_as_its_file_is_the
     made = Submission.found(tmp_path)
     assert made is not None
     assert time.monotonic() - made.known_at == pytest.approx(3600, abs=60)
+
+
+FORGED: list[tuple[Callable[[Site], object], dict[str, Any]]] = [
+    (lambda site: site.run("squeue"), {"status": "0", "out": "", "said": ""}),
+    (lambda site: site.run("squeue"), {"status": 0, "out": 5, "said": ""}),
+    (lambda site: site.missing(), {"programs": ["sbatch"] * 100}),
+    (lambda site: site.home(None), {"folder": None}),
+    (lambda site: site.address(["n1"]), {"address": "10.0.0.1; rm -r /"}),
+    (lambda site: site.news(Path("/made"), {}), {"tasks": [0], "news": {"zero": {}}, "stopped": []}),
+    (lambda site: site.news(Path("/made"), {}), {"tasks": [0], "news": {"0": {"text": "", "size": 0}}, "stopped": []}),
+    (lambda site: site.news(Path("/made"), {}), {"tasks": [-1], "news": {}, "stopped": []}),
+    (lambda site: site.left_behind(Path("/made"), []), {"folders": "/", "labels": []}),
+]
+
+
+@pytest.mark.parametrize(("ask", "answer"), FORGED)
+def test_an_answer_of_a_login_node_that_makes_no_sense_is_an_error_of_that_node(
+    ask: Callable[[Site], object], answer: dict[str, Any]
+) -> None:
+    class Forging(Site):
+        def call(self, request: str, seconds: float | None = None, **fields: Any) -> dict[str, Any]:
+            return answer
+
+    with pytest.raises(HostUnreachable, match="The workers' guard on login1 talks nonsense: "):
+        ask(Forging("login1"))

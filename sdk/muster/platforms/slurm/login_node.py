@@ -33,8 +33,7 @@ class LoginNode(Site):
     missing_advice = "a login node of the cluster, on which `ssh HOST sbatch --version` works"
 
     def __init__(self, host: str, lease: float) -> None:
-        super().__init__()
-        self.host = host
+        super().__init__(host)
         self.place = f"on {host}"
         self._logins = Logins(lease, secrets.token_hex(16), GUARD)
         self._routes = Routes(self._logins, tunnel=True)

@@ -243,14 +243,16 @@ class SlurmPlatform(Platform):
             made.write(ordered, self._address(), self.log_cap or default_log_cap(), {})
             by_task = self._start(made, ordered) if self.allocation else self._batch(made, ordered)
         except OSError as error:
-            made.remove()
+            with contextlib.suppress(PlatformError):
+                made.remove()
             raise LaunchRefused(
                 f"The submission's files cannot be written into {made.folder}: {error.strerror}.",
                 worker=specs[0].name,
                 advice=ArgumentText(Argument("folder", ""), " another one, which login and compute nodes see"),
             ) from error
         except BaseException:
-            made.remove()
+            with contextlib.suppress(PlatformError):  # the login has ended: the guard there removes it
+                made.remove()
             raise
         now = time.time()
         self._submissions[str(made.folder)] = made
@@ -329,7 +331,9 @@ class SlurmPlatform(Platform):
             except HostUnreachable:
                 if not self._is_lost(made):
                     raise
-        reason = f"The login to {self.login}, through which its agent reached this session, has ended; its job is over."
+        reason = (
+            f"The login to {self.login}, through which its agent reached this session, has ended, and its job with it."
+        )
         told = {"reason": reason, "cause": EndCause.LOST, "advice": LOGIN_ADVICE, "finished_at": time.time()}
         return {handle: worker.moved(Status.FAILED, **told) for handle, worker in known.items()}
 

@@ -42,13 +42,15 @@ class Site(Commands):
     """A machine from which jobs are submitted. What it does is in :mod:`muster.agent.slurm_site`.
 
     Attributes:
+        host: its name, as ssh knows it.
         queue: Slurm's queue, as this machine sees it.
         clock_offset: seconds by which the machine's clock is ahead of the session's.
     """
 
     clock_offset = 0.0
 
-    def __init__(self) -> None:
+    def __init__(self, host: str) -> None:
+        self.host = host
         self.queue = Queue(weakref.proxy(self))  # no cycle: a login ends with the last reference to its platform
 
     @abstractmethod
@@ -70,7 +72,7 @@ class Site(Commands):
         return None
 
     def _checked(self, answer: Mapping[str, Any], checks: Mapping[str, Check]) -> dict[str, Any]:
-        return checked(answer, checks, self.place)
+        return checked(answer, checks, self.host)
 
     def run(
         self, *argv: str, given: str | None = None, seconds: float = SECONDS, without: Collection[str] = ()
@@ -147,6 +149,9 @@ class Site(Commands):
 
 class Here(Site):
     """The session's own machine."""
+
+    def __init__(self) -> None:
+        super().__init__("this machine")
 
     def call(self, request: str, seconds: float | None = None, **fields: Any) -> Mapping[str, Any]:
         """Do it at once."""
