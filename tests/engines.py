@@ -10,12 +10,13 @@ import muster
 import pytest
 from muster.platforms.local import LocalPlatform
 
-from tests.platforms import containers_docker, containers_podman, slurm_engine
+from tests.platforms import containers_docker, containers_podman, slurm_engine, slurm_login
 from tests.platforms.containers_docker import Docker
 from tests.platforms.containers_podman import Podman
 from tests.platforms.hosts_network import Network, can_have_networks
 from tests.platforms.isolated import Isolated, isolated
 from tests.platforms.kubernetes.space import Space
+from tests.platforms.slurm_login import LoginMachine
 from tests.support import eventually
 
 HOSTS = ("h1", "h2", "h3")
@@ -59,6 +60,28 @@ def slurm(slurm_of_tests: slurm_engine.Engine, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     yield slurm_of_tests
     slurm_of_tests.expect_nothing_left()
+
+
+@pytest.fixture(scope="session")
+def login_of_tests(slurm_of_tests: slurm_engine.Engine) -> Iterator[LoginMachine]:
+    """Provide a login node of the tests' Slurm; skip the tests if there can be none."""
+    if slurm_login.why_not():
+        pytest.skip(slurm_login.why_not())
+    machine = LoginMachine(slurm_of_tests)
+    yield machine
+    machine.remove()
+
+
+@pytest.fixture
+def login(login_of_tests: LoginMachine, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoginMachine]:
+    """Make the login node known to ``ssh``; fail the test if it leaves a job, or anything on the login node."""
+    monkeypatch.setenv("PATH", login_of_tests.path)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    yield login_of_tests
+    try:
+        login_of_tests.expect_nothing_left()
+    finally:
+        login_of_tests.engine.expect_nothing_left()
 
 
 @pytest.fixture(scope="session")

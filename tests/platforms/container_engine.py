@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from muster.agent.owners import is_orphaned, owner
 from muster.platforms.containers.guard import HOMES, homes_of
-from muster.platforms.session_guard import is_orphaned, owner
 
 PATH = "/usr/bin:/bin"
 NETWORKS_OF_ITS_OWN = ("bridge", "host", "none", "podman")

@@ -148,6 +148,7 @@ mount --bind {folder}/hosts /etc/hosts
 apart() {{ until [ "$(readlink /proc/$1/ns/net)" != "$own" ]; do sleep 0.01; done; }}
 unshare --net sleep infinity & switch=$!
 apart $switch
+echo $switch > {folder}/switch
 nsenter -t $switch -n ip link add br0 type bridge
 nsenter -t $switch -n ip link set br0 up
 ip link add {veth} type veth peer name port1 netns $switch
@@ -238,6 +239,7 @@ class Engine:
 
     Attributes:
         folder: folder of all its files.
+        subnet: the first three numbers of all addresses of its network.
         address: this machine's address, as its nodes see it.
     """
 
@@ -259,7 +261,7 @@ class Engine:
         self.folder = Path(tempfile.mkdtemp(prefix="muster-slurm-"))
         plugins = next(root.glob("usr/lib/*/slurm-wlm"))
         subnet = f"10.{200 + secrets.randbelow(50)}.{secrets.randbelow(250)}"
-        self.address = f"{subnet}.1"
+        self.subnet, self.address = subnet, f"{subnet}.1"
         for name in ("munge", "state", *names):
             (self.folder / name).mkdir(mode=0o755 if has_user else 0o700)
         (self.folder / "munge" / "key").write_bytes(secrets.token_bytes(1024))
@@ -314,12 +316,17 @@ class Engine:
         home, tree = self.folder / "home", self.folder / "tree"
         python = sys.executable.replace(str(TREE), str(tree))
         variables = {"HOME": str(home), "PATH": self.path, "PYTHONPATH": f"{tree}/sdk"}
-        (first,) = psutil.Process(self._process.pid).children()
         return subprocess.run(
-            ["nsenter", "--target", str(first.pid), "--mount", "--pid", f"--wd={home}", "setpriv", f"--reuid={USER}",
+            [*self.inside, f"--wd={home}", "setpriv", f"--reuid={USER}",
              f"--regid={USER}", "--clear-groups", python, "-"],
             input=program, capture_output=True, text=True, timeout=timeout, env=variables,
         )  # fmt: skip
+
+    @property
+    def inside(self) -> list[str]:
+        """The command that runs another one among the processes of this Slurm, with its view of the files."""
+        (first,) = psutil.Process(self._process.pid).children()
+        return ["nsenter", "--target", str(first.pid), "--mount", "--pid"]
 
     def _with_accounting(self, accounting: Path, facts: Mapping[str, object]) -> dict[str, object]:
         """Return settings for accounting, preemption by QOS, forgetting ended jobs soon, and limits of memory."""

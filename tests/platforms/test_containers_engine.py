@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from muster.agent.owners import is_orphaned, owner
 from muster.agent.places import symbol
 from muster.errors import PlatformUnsupported
 from muster.job import Status, Worker
@@ -34,7 +35,6 @@ from muster.platforms.containers.worker import (
     outcome,
 )
 from muster.platforms.refusals import find_refusal, in_words
-from muster.platforms.session_guard import is_orphaned, owner
 
 from tests.support import Run, environment, eventually
 

@@ -33,6 +33,7 @@ from muster.events import Event
 from muster.job import EndCause, Resources, Status, Worker
 from muster.platforms.slurm.platform import SlurmPlatform
 from muster.platforms.slurm.queue import POLL_SECONDS, Queue
+from muster.platforms.slurm.site import HERE
 
 from tests.platforms.slurm_engine import Engine
 from tests.support import Run, command_line, environment, eventually, shell
@@ -339,7 +340,7 @@ def test_workers_that_have_their_nodes_for_themselves_may_have_as_much_memory_as
 def test_workers_of_two_sizes_that_have_their_nodes_for_themselves_find_their_memory_there(
     project: Path, slurm: Engine, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
     platform = SlurmPlatform(sbatch_args=("--exclusive",))
     sizes = {"ps-0": Resources(1, 5), "worker-0": Resources(1, 2.6), "worker-1": Resources(1, 2.6)}
     specs = [run.spec(name, process=shell("sleep 600"), resources=size) for name, size in sizes.items()]
@@ -414,7 +415,7 @@ def test_the_script_of_a_plan_is_one_that_slurm_takes(project: Path, slurm: Engi
 def test_parameter_servers_of_another_size_start_with_the_workers_and_are_told_of_by_themselves(
     run: Run, slurm: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
     platform = SlurmPlatform()
     sizes = {"chief-0": Resources(2, 0.3), "ps-0": Resources(1, 0.1), "worker-0": Resources(2, 0.3)}
     specs = [run.spec(name, process=shell("sleep 600"), resources=size) for name, size in sizes.items()]
@@ -454,7 +455,7 @@ def test_sizes_that_need_more_nodes_than_there_are_never_wait(project: Path, slu
 def test_a_queued_job_that_nobody_waits_for_any_more_goes_by_itself(
     run: Run, slurm: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
     monkeypatch.setattr("muster.platforms.slurm.script.DEADLINE_MARGIN", -1)  # so that its time is over at once
     slurm.submit("--nodes=2", "--exclusive")
     platform = SlurmPlatform(time="1m")

@@ -11,6 +11,7 @@ import pytest
 from muster.job import EndCause, Resources, Status, Worker
 from muster.platforms.slurm.platform import SlurmPlatform
 from muster.platforms.slurm.queue import Queue
+from muster.platforms.slurm.site import HERE
 from muster.platforms.slurm.words import OVER, state_word
 
 from tests.platforms import slurm_engine
@@ -40,8 +41,7 @@ def slurm(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """The Slurm whose commands are on the search path now."""
     monkeypatch.setenv("PATH", engine.path)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setattr("muster.platforms.slurm.platform.queue", looked := Queue())
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", looked)
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
     yield engine
     engine.expect_nothing_left()
 

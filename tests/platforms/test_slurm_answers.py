@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from muster.agent import slurm_site
+from muster.agent.owners import owner
 from muster.errors import (
+    HostUnreachable,
     LaunchRefused,
     MusterError,
     RunTimeout,
@@ -28,12 +31,12 @@ from muster.errors import (
 from muster.failure.causes import Failure, FailureKind
 from muster.failure.diagnosis import explain
 from muster.job import EndCause, Status, Worker
-from muster.platforms.session_guard import owner
-from muster.platforms.slurm import commands, queue
+from muster.platforms.slurm import queue
 from muster.platforms.slurm.commands import SlurmGone
-from muster.platforms.slurm.guard import clean_up
+from muster.platforms.slurm.guard import JobGuard, clean_up
 from muster.platforms.slurm.platform import SlurmPlatform
 from muster.platforms.slurm.queue import Queue
+from muster.platforms.slurm.site import HERE, Site
 from muster.platforms.slurm.states import state_of
 from muster.platforms.slurm.submissions import Submission, Task
 from muster.platforms.slurm.words import why_never, why_pending
@@ -63,7 +66,7 @@ def cluster(fake: StandIn) -> StandIn:
 
 def test_a_look_at_everybody_s_jobs_says_nothing_new_of_one_s_own(fake: StandIn) -> None:
     fake.queue("7|PENDING|Priority|N/A|main|none", everybody="5|main\n6|other\n7|main\n")
-    looked = Queue()
+    looked = Queue(HERE)
     jobs, at = looked.jobs()
     again, still_at = looked.jobs()
     assert [len(fake.asked("squeue")), looked.before("7")] == [2, 1]
@@ -75,7 +78,7 @@ def test_jobs_come_first_that_share_a_partition_with_one_s_own(fake: StandIn) ->
     everybody = "1|cpu\n2|gpu,cpu\n3|other\n4|gpu\n7|cpu,gpu\n8|other,gpu\n9|cpu\n"
     mine = (line.split("|") for line in everybody.splitlines())
     fake.queue(*(f"{job}|PENDING|Priority|N/A|{names}|none" for job, names in mine), everybody=everybody)
-    looked = Queue()
+    looked = Queue(HERE)
     looked.jobs()
     looked.jobs()
     assert {job: looked.before(job) for job in "1234789"} == {
@@ -86,7 +89,7 @@ def test_jobs_come_first_that_share_a_partition_with_one_s_own(fake: StandIn) ->
 def test_the_places_of_other_users_jobs_are_not_counted(fake: StandIn) -> None:
     """For each of 100,000 that would take seconds, in which no other thread runs."""
     fake.queue("7|PENDING|Priority|N/A|main|none", everybody="5|main\n6|main\n7|main\n8|main\n")
-    looked = Queue()
+    looked = Queue(HERE)
     looked.jobs()
     looked.jobs()
     assert [looked.before(job) for job in ("5", "7", "8")] == [None, 2, None]
@@ -125,7 +128,7 @@ def test_when_slurm_expects_to_start_a_job_is_told(fake: StandIn, monkeypatch: p
 
 def state_of_a_queued_job(monkeypatch: pytest.MonkeyPatch) -> Worker:
     """The state of a worker of job 7, by a queue that is asked for the first time."""
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
     made = Submission(Path("/nowhere"))
     made.job, made.names = "7", ["worker-0"]
     return state_of(Worker("7.0@/nowhere", "worker-0", created_at=1.0), made, None, None)
@@ -135,7 +138,7 @@ def state_of_a_queued_job(monkeypatch: pytest.MonkeyPatch) -> Worker:
 def test_a_worker_that_runs_does_not_wait_as_the_queue_said_before(
     fake: StandIn, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", looked := Queue())
+    monkeypatch.setattr(HERE, "queue", looked := Queue(HERE))
     monkeypatch.setattr(queue, "POLL_SECONDS", 60.0)
     fake.queue(f"7|{state}|Resources|N/A|main|none")
     looked.jobs()
@@ -147,7 +150,7 @@ def test_a_worker_that_runs_does_not_wait_as_the_queue_said_before(
 
 
 def test_a_job_that_the_queue_does_not_show_is_not_over(fake: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", looked := Queue())
+    monkeypatch.setattr(HERE, "queue", looked := Queue(HERE))
     made = Submission(Path("/nowhere"))
     made.job, made.names, made.known_at = "7", ["worker-0"], float("-inf")
     worker = Worker("7.0@/nowhere", "worker-0", created_at=1.0)
@@ -170,7 +173,7 @@ def test_a_clock_that_is_set_changes_nothing_about_jobs(
     fake: StandIn, monkeypatch: pytest.MonkeyPatch, set_by: float
 ) -> None:
     """Neither of one that the queue does not show yet, nor of one that has gone, nor of a task that has ended."""
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
     worker = Worker("7.0@/nowhere", "worker-0", created_at=time.time())
     task = Task(node="n1", at=time.time(), outcome={"status": Status.STOPPED, "signal": 15}, told_at=time.time())
     clock = types.SimpleNamespace(time=lambda: time.time() + set_by, monotonic=time.monotonic)
@@ -192,7 +195,7 @@ def test_a_process_that_its_node_ends_for_its_memory_is_out_of_memory_while_its_
     told: dict[str, int], fake: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Also where a shell reports the signal of its command as an exit status."""
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
     monkeypatch.setattr("muster.platforms.slurm.states.SETTLE_SECONDS", -1.0)
     made = Submission(tmp_path)
     made.job, made.names = "7", ["worker-0", "worker-1"]
@@ -209,7 +212,7 @@ def test_a_process_that_slurm_s_signal_has_ended_was_cancelled_with_its_job(
     told: dict[str, int], fake: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a shell reports the signal of its command as an exit status."""
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
     made = Submission(Path("/nowhere"))
     made.job, made.names = "7", ["worker-0"]
     fake.queue("7|CANCELLED|None|N/A|main|none")
@@ -222,7 +225,7 @@ def test_a_job_whose_processes_end_as_slurm_asks_them_to_has_made_way(
     fake: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its script has ended before Slurm ended it, so that Slurm never says PREEMPTED."""
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
     made = Submission(Path("/nowhere"))
     made.job, made.names = "7", ["worker-0"]
     worker = Worker("7.0@/nowhere", "worker-0", created_at=1.0)
@@ -230,7 +233,7 @@ def test_a_job_whose_processes_end_as_slurm_asks_them_to_has_made_way(
     fake.queue("7|FAILED|NonZeroExitCode|N/A|main|none")
     fake.says("scontrol", "JobId=7 JobState=FAILED Reason=NonZeroExitCode PreemptTime=2026-11-22T20:00:00\n")
     assert state_of(worker, made, task, None).cause is EndCause.PREEMPTED
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
     fake.says("scontrol", "JobId=7 JobState=FAILED Reason=NonZeroExitCode PreemptTime=None\n")
     assert state_of(worker, made, task, None).cause is not EndCause.PREEMPTED
 
@@ -238,7 +241,7 @@ def test_a_job_whose_processes_end_as_slurm_asks_them_to_has_made_way(
 def test_a_worker_that_was_told_to_end_is_stopped_where_its_job_is_over_before_it_could_tell(
     fake: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
     made = Submission(Path("/nowhere"))
     made.job, made.names = "7", ["worker-0"]
     fake.queue("7|CANCELLED|None|N/A|main|none")
@@ -251,7 +254,7 @@ def test_a_worker_that_was_told_to_end_is_stopped_where_its_job_is_over_before_i
 def test_a_user_s_filters_hide_no_jobs(fake: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQUEUE_PARTITION", "other")
     monkeypatch.setenv("SCANCEL_INTERACTIVE", "1")
-    assert not [name for name in commands.environment() if name.startswith(("SQUEUE", "SCANCEL"))]
+    assert not [name for name in slurm_site.environment() if name.startswith(("SQUEUE", "SCANCEL"))]
 
 
 # As ``scontrol -o show job`` and ``sacct -n -P -X -o State,ExitCode,Reason`` have shown them, in short.
@@ -282,7 +285,7 @@ SHOWN = "JobId=7 JobName=muster-a UserId=me(1000) QOS=normal JobState={} Reason=
 def test_what_slurm_says_of_a_job_s_end_becomes_an_error_of_its_own(
     fake: StandIn, monkeypatch: pytest.MonkeyPatch, shown: str, accounted: str, kind: type[MusterError], words: str
 ) -> None:
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
     made = Submission(Path("/nowhere"))
     made.known_at = float("-inf")
     made.job, made.names = "7", ["worker-0"]
@@ -478,7 +481,7 @@ def test_of_a_reason_that_is_not_known_only_slurm_s_word_is_told(reason: str) ->
 def test_what_sbatch_refuses_is_told_by_its_cause(fake: StandIn, said: str, words: str) -> None:
     fake.says("sbatch", "", complains=said, status=1)
     with pytest.raises(LaunchRefused, match="The job could not be submitted: ") as refused:
-        commands.ask("sbatch", what="The job could not be submitted", worker="worker-0")
+        HERE.ask("sbatch", what="The job could not be submitted", worker="worker-0")
     assert words in refused.value.message
 
 
@@ -501,7 +504,7 @@ def test_what_sbatch_refuses_is_told_by_its_cause(fake: StandIn, said: str, word
 def test_a_step_that_does_not_fit_in_its_job_says_what_to_change(
     fake: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_step: bool, said: str, words: str, advice: str
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
     made = Submission(tmp_path)
     made.job, made.names, made.is_step = "7", ["worker-0"], is_step
     (tmp_path / "output").write_text(f"srun: error: Unable to create step for job 7: {said}\n")
@@ -529,7 +532,7 @@ def test_the_status_of_a_step_is_told_once_it_is_known(tmp_path: Path) -> None:
 
 
 def test_memory_that_only_the_step_ran_out_of(fake: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
     made = Submission(tmp_path)
     made.job, made.names = "7", ["worker-0", "worker-1"]
     (tmp_path / "output").write_text(
@@ -569,8 +572,8 @@ def test_a_controller_that_is_down_is_asked_ever_more_rarely(fake: StandIn, monk
         calls.append(now[0] - 1000)
         return 1, "", complains
 
-    monkeypatch.setattr(commands, "run", refuse)
-    looked = Queue()
+    monkeypatch.setattr(HERE, "run", refuse)
+    looked = Queue(HERE)
     while now[0] < 1100:  # as several runs do that poll each 0.3 s
         for ask in (looked.jobs, lambda: looked.end_of("7")):
             with pytest.raises(SlurmGone, match="controller does not answer"):
@@ -578,7 +581,7 @@ def test_a_controller_that_is_down_is_asked_ever_more_rarely(fake: StandIn, monk
         now[0] += 0.3
     gaps = [round(later - earlier) for earlier, later in zip(calls, calls[1:], strict=False)]
     assert gaps == [2, 4, 8, 16, 30, 30]
-    monkeypatch.setattr(commands, "run", lambda *argv, **_: (0, "7|RUNNING|None|N/A|main|none\n", ""))
+    monkeypatch.setattr(HERE, "run", lambda *argv, **_: (0, "7|RUNNING|None|N/A|main|none\n", ""))
     now[0] += 30
     assert [*looked.jobs()[0]] == ["7"]
 
@@ -594,7 +597,7 @@ def test_slurm_is_asked_as_often_for_a_thousand_workers_of_several_runs_as_for_t
     monkeypatch.setattr(queue, "time", clock)
     monkeypatch.setattr("muster.platforms.slurm.platform.END_SECONDS", 0.1)
     monkeypatch.setattr("muster.platforms.slurm.states.time", clock)
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
     specs = [run.spec(f"worker-{number}") for number in range(workers)]
     platforms = [SlurmPlatform(), SlurmPlatform()]
     handles = [platform.submit(specs, "key") for platform in platforms]
@@ -610,7 +613,7 @@ def test_slurm_is_asked_as_often_for_a_thousand_workers_of_several_runs_as_for_t
         now[0] += 0.5
     asked = cluster.asked()[at_start:]
     assert {line.split()[0] for line in asked} == {"squeue"}
-    assert len(asked) == 30
+    assert len(asked) == 29  # each submission has looked before, too
     at_end = len(cluster.asked())
     for platform in platforms:
         platform.close()
@@ -631,7 +634,7 @@ def test_tasks_of_several_nodes_are_told_to_end_at_the_same_time(
         assert seconds < 60
         return 0, "", ""
 
-    monkeypatch.setattr(commands, "run", run)
+    monkeypatch.setattr(HERE, "run", run)
     made = Submission(tmp_path)
     made.job = "7"
     tasks = [Task(node=f"n{number % 2}", pid=number, at=1.0) for number in range(10, 14)]
@@ -643,21 +646,21 @@ def test_a_job_whose_submission_was_not_answered_is_cancelled(
     cluster: StandIn, muster_home: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n"
-    asked = commands.ask
+    asked = HERE.ask
 
     def ask(*argv: str, **options: Any) -> str:
         if argv[:2] == ("sbatch", "--parsable"):
             cluster.says("sbatch", "", complains=lost, status=1)
         return asked(*argv, **options)
 
-    monkeypatch.setattr(commands, "ask", ask)
+    monkeypatch.setattr(HERE, "ask", ask)
     platform = SlurmPlatform()
     with pytest.raises(LaunchRefused, match="Socket timed out"):
         platform.submit([run.spec()], "key")
     (cancelled,) = cluster.asked("scancel")
     assert cancelled.startswith("scancel --quiet --me --name=muster-")
     guard = platform._guard
-    assert guard is not None
+    assert isinstance(guard, JobGuard)
     platform.close()
     eventually(lambda: len(cluster.asked("scancel")) > 1, "the guard goes on to cancel")
     os.kill(guard.pid, signal.SIGKILL)
@@ -672,7 +675,7 @@ def test_a_job_that_cannot_be_cancelled_is_left_to_the_guard(
     (handle,) = platform.submit([run.spec()], "key")
     assert handle.startswith("7.0@/")
     guard = platform._guard
-    assert guard is not None
+    assert isinstance(guard, JobGuard)
     cluster.says("scancel", "", complains="Unable to contact slurm controller (connect failure)", status=1)
     ends: list[Callable[[], object]] = [lambda: platform.stop([handle]), platform.close]
     for end in ends:
@@ -693,7 +696,7 @@ def test_jobs_whose_end_nobody_waits_for_are_left_to_the_guard(
     platform = SlurmPlatform()
     platform.submit([run.spec()], "key")
     guard = platform._guard
-    assert guard is not None
+    assert isinstance(guard, JobGuard)
 
     def interrupt(made: Submission) -> bool:
         raise KeyboardInterrupt
@@ -710,7 +713,7 @@ def test_jobs_whose_end_nobody_waits_for_are_left_to_the_guard(
 def test_a_guard_removes_the_files_of_jobs_that_never_began(
     cluster: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("muster.platforms.slurm.guard.LATE_SECONDS", -1.0)
+    monkeypatch.setattr("muster.agent.slurm_site.LATE_SECONDS", -1.0)
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "worker-0.launch").write_text("secret")
     clean_up({"labels": ["muster-a", "muster-b"], "folders": [str(tmp_path / "made")], "steps": []})
@@ -744,3 +747,28 @@ def test_a_job_that_another_process_left_is_known_for_as_long_as_its_file_is_the
     made = Submission.found(tmp_path)
     assert made is not None
     assert time.monotonic() - made.known_at == pytest.approx(3600, abs=60)
+
+
+FORGED: list[tuple[Callable[[Site], object], dict[str, Any]]] = [
+    (lambda site: site.run("squeue"), {"status": "0", "out": "", "said": ""}),
+    (lambda site: site.run("squeue"), {"status": 0, "out": 5, "said": ""}),
+    (lambda site: site.missing(), {"programs": ["sbatch"] * 100}),
+    (lambda site: site.home(None), {"folder": None}),
+    (lambda site: site.address(["n1"]), {"address": "10.0.0.1; rm -r /"}),
+    (lambda site: site.news(Path("/made"), {}), {"tasks": [0], "news": {"zero": {}}, "stopped": []}),
+    (lambda site: site.news(Path("/made"), {}), {"tasks": [0], "news": {"0": {"text": "", "size": 0}}, "stopped": []}),
+    (lambda site: site.news(Path("/made"), {}), {"tasks": [-1], "news": {}, "stopped": []}),
+    (lambda site: site.left_behind(Path("/made"), []), {"folders": "/", "labels": []}),
+]
+
+
+@pytest.mark.parametrize(("ask", "answer"), FORGED)
+def test_an_answer_of_a_login_node_that_makes_no_sense_is_an_error_of_that_node(
+    ask: Callable[[Site], object], answer: dict[str, Any]
+) -> None:
+    class Forging(Site):
+        def call(self, request: str, seconds: float | None = None, **fields: Any) -> dict[str, Any]:
+            return answer
+
+    with pytest.raises(HostUnreachable, match="The workers' guard on login1 talks nonsense: "):
+        ask(Forging("login1"))

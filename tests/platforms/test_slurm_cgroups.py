@@ -12,6 +12,7 @@ import pytest
 from muster.job import EndCause, Resources, Status
 from muster.platforms.slurm.platform import SlurmPlatform
 from muster.platforms.slurm.queue import Queue
+from muster.platforms.slurm.site import HERE
 
 from tests.platforms import slurm_engine
 from tests.platforms.slurm_engine import Engine
@@ -40,8 +41,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     engine = Engine(root, [f"n{secrets.token_hex(3)}"], has_cgroups=True)
     monkeypatch.setenv("PATH", engine.path)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setattr("muster.platforms.slurm.platform.queue", looked := Queue())
-    monkeypatch.setattr("muster.platforms.slurm.states.queue", looked)
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
     yield engine
     engine.expect_nothing_left()
     engine.remove()

@@ -26,6 +26,7 @@ from muster.platforms.agent_package import packed_agent
 from muster.platforms.slurm.nodes import Node, Partition, Selection, check_fits, selection_of, workers_per_node
 from muster.platforms.slurm.platform import SlurmPlatform
 from muster.platforms.slurm.script import SiteOptions, batch_script, check_raw, variables
+from muster.platforms.slurm.site import HERE
 
 from tests.platforms.slurm_stand_in import StandIn
 from tests.support import Run
@@ -182,7 +183,7 @@ def test_an_option_of_several_lines_is_refused(name: str, ending: str, monkeypat
     value = f"main{ending}touch /tmp/stolen"
     with pytest.raises(JobError, match=f"^{name} is 'main"):
         script_of(**{name: value})
-    monkeypatch.setattr("muster.platforms.slurm.commands.check", lambda: None)
+    monkeypatch.setattr(HERE, "check", lambda: None)
     options: Any = {name: value}
     with pytest.raises(JobError, match=f"^{name} is 'main"):
         SlurmPlatform(**options).check()
@@ -191,7 +192,7 @@ def test_an_option_of_several_lines_is_refused(name: str, ending: str, monkeypat
 def test_a_folder_of_several_lines_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(JobError, match="^folder is "):
         script_of(f"{tmp_path}/a\ntouch /tmp/stolen")
-    monkeypatch.setattr("muster.platforms.slurm.commands.check", lambda: None)
+    monkeypatch.setattr(HERE, "check", lambda: None)
     with pytest.raises(JobError, match="^folder is "):
         SlurmPlatform(folder=f"{tmp_path}/a\nb").check()
 
@@ -409,10 +410,10 @@ def test_a_folder_is_no_pattern_of_slurm_s() -> None:
 
 def test_variables_that_sbatch_would_take_for_options_do_not_undo_the_script_s() -> None:
     environ = {
-        "PATH": "/bin", "SBATCH_PARTITION": "other", "SBATCH_ACCOUNT": "mine", "SBATCH_ARRAY_INX": "1-4",
-        "SBATCH_REQUEUE": "1", "SBATCH_MEM_PER_NODE": "1", "SBATCH_EXCLUSIVE": "1",
+        "PATH", "SBATCH_PARTITION", "SBATCH_ACCOUNT", "SBATCH_ARRAY_INX", "SBATCH_REQUEUE", "SBATCH_MEM_PER_NODE",
+        "SBATCH_EXCLUSIVE",
     }  # fmt: skip
-    kept = variables(environ, SiteOptions(flags={"partition": "main"}))
+    kept = environ - {*variables(SiteOptions(flags={"partition": "main"}))}
     assert sorted(kept) == ["PATH", "SBATCH_ACCOUNT", "SBATCH_EXCLUSIVE"]
 
 

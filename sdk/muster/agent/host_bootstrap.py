@@ -4,6 +4,7 @@ It is sent as text, with ``unpacking.py`` before it and a call of ``become_guard
 interpreter reads, and is then sent the packed package.
 """
 
+import importlib
 import os
 import sys
 
@@ -15,11 +16,12 @@ PREFIX = "muster-host-"
 READS = "\0muster reads {}\n"  # follows what a host prints at a login
 
 
-def become_guard(unpacked: "Callable[[bytes, str], ContextManager[str]]") -> None:
+def become_guard(unpacked: "Callable[[bytes, str], ContextManager[str]]", guard: str) -> None:
     """Receive the agent's package, and run the guard until it ends.
 
     Args:
         unpacked: makes the folder with the package, and removes it.
+        guard: the module of the package that has the guard's ``main``.
     """
     source = sys.stdin.buffer.raw  # type: ignore[union-attr]
     os.write(1, READS.format(sys.implementation.cache_tag).encode())
@@ -31,7 +33,7 @@ def become_guard(unpacked: "Callable[[bytes, str], ContextManager[str]]") -> Non
             return
         packed += piece
     with unpacked(packed, PREFIX) as folder:
-        from agent.host_guard import main  # type: ignore[import-not-found]
+        main = importlib.import_module("agent." + guard).main
         from agent.removal import remove_unused  # type: ignore[import-not-found]
 
         remove_unused(folder)

@@ -223,12 +223,17 @@ def _usual_address() -> str:
         return ""
 
 
-def main(folder: str) -> None:
-    """Run the guard of this login, with the folder ``folder``."""
+def channel_of_login() -> PipeChannel:
+    """Return the channel over this process's input and output, after the word by which the platform finds its start."""
     reader, writer = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
     os.close(nothing)
     os.write(writer, READY)
-    HostGuard(PipeChannel(reader, writer), folder).run()
+    return PipeChannel(reader, writer)
+
+
+def main(folder: str) -> None:
+    """Run the guard of this login, with the folder ``folder``."""
+    HostGuard(channel_of_login(), folder).run()

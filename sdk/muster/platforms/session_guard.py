@@ -12,7 +12,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -31,27 +30,6 @@ PATIENCE = 1800.0  # seconds after which a guard gives up cleaning up
 CHECK_SECONDS = 0.5  # between two checks of the session, where the kernel has no pidfd
 
 _busy: list[subprocess.Popen[bytes]] = []  # guards of closed platforms that still clean up
-
-
-def owner() -> str:
-    """Return a label that only this process ever has: boot id, namespace of process ids, user id, pid, start."""
-    namespace = os.stat("/proc/self/ns/pid").st_ino
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}.{namespace}.{os.getuid()}.{os.getpid()}.{linux.start_of(os.getpid())}"
-
-
-def is_orphaned(label: str) -> bool:
-    """Return whether the process with this label from ``owner()`` has ended for certain; False if it cannot be seen."""
-    mine, theirs = owner().split("."), label.split(".")
-    if len(theirs) != len(mine) or theirs[:3] != mine[:3] or not all(word.isdecimal() for word in theirs[3:]):
-        return False
-    return not linux.is_running(int(theirs[3]), int(theirs[4]))
-
-
-def is_left_behind(label: str, host: str) -> bool:
-    """Return whether the process with this label from ``owner()`` on this host has ended, or the host has rebooted."""
-    is_here = host == socket.gethostname()  # other machines may share the home folder
-    return is_orphaned(label) or (is_here and label.partition(".")[0] != owner().partition(".")[0])
 
 
 class SessionGuard:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from muster.agent.owners import owner
 from muster.agent.places import symbol
 from muster.errors import LaunchRefused, PlatformError
 from muster.job import EndCause, Status, Worker
@@ -19,7 +20,6 @@ from muster.platforms.kubernetes import notes
 from muster.platforms.kubernetes.client import ClusterGone
 from muster.platforms.kubernetes.guard import remove_everything
 from muster.platforms.kubernetes.platform import KubernetesPlatform, _for_each
-from muster.platforms.session_guard import owner
 
 from tests.platforms.kubernetes.fake_server import Answer, Fake, fake_kubeconfig, fake_server
 from tests.support import Run, eventually

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from muster.agent.owners import is_orphaned, owner
 from muster.errors import PlatformError, PlatformUnsupported, ResourceError
 from muster.job import Resources, Status, Worker, WorkerSpec, at_most
 from muster.options.fields import option
@@ -40,7 +41,6 @@ from muster.platforms.containers.images import (
 from muster.platforms.containers.network import Network, make_network, plan_network
 from muster.platforms.containers.refusals import asking
 from muster.platforms.parallel import at_once
-from muster.platforms.session_guard import is_orphaned, owner
 from muster.text.arguments import Argument, ArgumentText
 
 AT_ONCE = 8  # requests to the engine at the same time

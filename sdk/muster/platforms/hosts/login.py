@@ -28,6 +28,7 @@ from muster.security.ssh import CONNECT_SECONDS, ssh_client
 READS = re.compile(rb"\0muster reads (\S+)\n")  # as the agent's host_bootstrap.py says it
 READY = re.compile(rb"\0muster guard\n")  # as its host_guard.py does
 LOADER = "python3 -I -S -c 'import sys;exec(sys.stdin.buffer.raw.readline())'"
+HOST_GUARD = "host_guard"  # the agent's module with the guard of workers on a host
 READY_SECONDS = 60.0  # time that a login may take, including the startup files of the host's shell
 ANSWER_SECONDS = 20.0
 LONGEST = 1 << 25  # bytes of an answer without its payload
@@ -59,14 +60,16 @@ class Login:
     Args:
         host: as ssh knows it.
         folder: a private folder with a short path, for ssh's control socket.
+        guard: the agent's module with the guard.
 
     Attributes:
         host: the host.
         facts: the guard's facts about the host, from its answer to ``hello``.
     """
 
-    def __init__(self, host: str, folder: Path) -> None:
+    def __init__(self, host: str, folder: Path, guard: str = HOST_GUARD) -> None:
         self.host = host
+        self._program = guard_program(guard)
         self.facts: dict[str, Any] = {}
         self._control = folder / secrets.token_hex(6)
         self._lock = threading.Lock()
@@ -105,7 +108,7 @@ class Login:
             raise PlatformUnsupported(f"The ssh client cannot be started: {error}.") from error
         _logins.add(self)
         try:
-            self._write(guard_program())
+            self._write(self._program)
             deadline = time.monotonic() + READY_SECONDS
             tag = self._wait_for(READS, deadline)[1].decode("ascii", "replace")
             self._write(package_for(tag))
@@ -313,9 +316,9 @@ def _abandon_logins() -> None:
 in_forked_children(_abandon_logins)
 
 
-def guard_program() -> bytes:
-    """Return the input of ``LOADER``: a line with the program that becomes the guard."""
-    return f"exec({with_unpacking('host_bootstrap.py', 'become_guard(unpacked)')!r})\n".encode()
+def guard_program(guard: str = HOST_GUARD) -> bytes:
+    """Return the input of ``LOADER``: a line with the program that becomes the guard of this module."""
+    return f"exec({with_unpacking('host_bootstrap.py', f'become_guard(unpacked, {guard!r})')!r})\n".encode()
 
 
 def package_for(tag: str) -> bytes:

@@ -12,7 +12,7 @@ from pathlib import Path
 from muster.agent.removal import remove_folder
 from muster.errors import MusterError
 from muster.platforms.hosts.failures import together
-from muster.platforms.hosts.login import Login
+from muster.platforms.hosts.login import HOST_GUARD, Login
 from muster.platforms.parallel import for_all
 from muster.records.scratch import make_scratch
 
@@ -25,9 +25,11 @@ class Logins:
     Args:
         lease: seconds that workers keep running without the session.
         word: secret by which the guards recognize this platform object in a later login.
+        guard: the agent's module with the guard that each login starts.
     """
 
-    def __init__(self, lease: float, word: str) -> None:
+    def __init__(self, lease: float, word: str, guard: str = HOST_GUARD) -> None:
+        self._guard = guard
         self._lease = lease
         self._word = word
         self._opening = threading.Lock()
@@ -62,7 +64,7 @@ class Logins:
             folder = self._folders[0]
 
             def open_one(host: str) -> Login:
-                login = Login(host, folder)
+                login = Login(host, folder, self._guard)
                 login.open(self._lease, self._word)
                 return login
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from muster.platforms.session_guard import is_left_behind, owner
+from muster.agent.owners import is_left_behind, owner
 from muster.records.folders import make_folder, muster_home
 from muster.security.ssh import write_private
 from muster.text.reading import read_json

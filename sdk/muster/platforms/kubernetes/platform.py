@@ -13,6 +13,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from muster.agent.owners import is_orphaned, owner
 from muster.agent.pod_tunnel import HERE
 from muster.errors import LaunchRefused, PlatformError
 from muster.job import Resources, Status, Worker, WorkerSpec
@@ -41,7 +42,6 @@ from muster.platforms.kubernetes.limits import ClusterLimits, read_limits
 from muster.platforms.kubernetes.refusals import asking
 from muster.platforms.kubernetes.tunnels import Tunnels, command_of
 from muster.platforms.parallel import at_once
-from muster.platforms.session_guard import is_orphaned, owner
 from muster.runtime.extras import extra
 from muster.text.arguments import Argument, ArgumentText
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
 
+from muster.agent.slurm_site import SECONDS, has_ended
 from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported
 from muster.platforms.refusals import Refusal, find_refusal, in_words
 from muster.text.arguments import Argument, ArgumentText
 
-SECONDS = 60.0  # time that a command may take, as a busy controller answers late
 PROGRAMS = ("sbatch", "srun", "squeue", "scontrol", "sinfo", "scancel")
 TOLD = re.compile(rf"^(?:{'|'.join(PROGRAMS)}|allocation failure)(?:: error)?: ", re.MULTILINE)
-ENDED = r"already|invalid job|not found|no such"  # in the output of scancel for jobs that have ended
 
 SILENT = Refusal(
     r"unable to contact slurm controller|connection refused|communication connection failure",
@@ -101,53 +98,83 @@ class SlurmGone(PlatformError):
     """Slurm does not answer."""
 
 
-def check() -> None:
-    """Raise PlatformUnsupported where one of Slurm's commands is missing."""
-    missing = [name for name in PROGRAMS if not shutil.which(name)]
-    if missing:
-        raise PlatformUnsupported(
-            f"There is no {missing[0]} here: this is no machine from which jobs of Slurm are submitted.",
-            advice="run this on a login node of the cluster, or within a job",
-        )
+class Commands(ABC):
+    """Slurm's commands, as the session runs them: on its own machine, or on one that it logs in to.
 
-
-def ask(
-    *argv: str,
-    what: str,
-    worker: str | None = None,
-    given: str | None = None,
-    environ: Mapping[str, str] | None = None,
-) -> str:
-    """Run one of Slurm's commands, and return its output.
-
-    Args:
-        argv: the command.
-        what: what could not be done if it fails, such as ``The job could not be submitted``.
-        worker: the worker that is being launched; a failure is then raised as LaunchRefused.
-        given, environ: as ``run`` takes them.
-
-    Raises:
-        SlurmGone: the command cannot be run, or Slurm does not answer in time.
-        LaunchRefused, PlatformError: the command fails.
+    Attributes:
+        place: where that is, in words.
+        missing_advice: what to try where one of the commands is missing.
     """
-    code, out, said = run(*argv, given=given, environ=environ)
-    if code:
-        raise _refused(f"{argv[0]} ended with status {code}", said, what, worker)
-    return out
 
+    place = "here"
+    missing_advice = "run this on a login node of the cluster, or within a job"
 
-def cancel(*which: str) -> None:
-    """Cancel a job, a step, or all jobs that scancel's options select; those that have ended are no error.
+    @abstractmethod
+    def run(
+        self, *argv: str, given: str | None = None, seconds: float = SECONDS, without: Collection[str] = ()
+    ) -> tuple[int, str, str]:
+        """Run one of Slurm's commands, and return its exit status, output and error output.
 
-    Args:
-        which: arguments of scancel.
+        Args:
+            argv: the command.
+            given: its standard input.
+            seconds: how long it may take.
+            without: variables of the environment that it does not get.
 
-    Raises:
-        SlurmGone, PlatformError: Slurm fails to.
-    """
-    code, _, said = run("scancel", "--quiet", *which)
-    if code and said.strip() and not re.search(ENDED, said, re.IGNORECASE):
-        raise _refused("scancel failed", said, "The job could not be cancelled", None)
+        Raises:
+            SlurmGone: the command cannot be run, or does not end in time.
+        """
+
+    @abstractmethod
+    def missing(self, programs: Sequence[str]) -> Sequence[str]:
+        """Return those of these programs that are not on the search path. Raises PlatformError."""
+
+    def check(self) -> None:
+        """Raise PlatformUnsupported where one of Slurm's commands is missing."""
+        missing = self.missing(PROGRAMS)
+        if missing:
+            raise PlatformUnsupported(
+                f"There is no {missing[0]} {self.place}: this is no machine from which jobs of Slurm are submitted.",
+                advice=self.missing_advice,
+            )
+
+    def ask(
+        self,
+        *argv: str,
+        what: str,
+        worker: str | None = None,
+        given: str | None = None,
+        without: Collection[str] = (),
+    ) -> str:
+        """Run one of Slurm's commands, and return its output.
+
+        Args:
+            argv: the command.
+            what: what could not be done if it fails, such as ``The job could not be submitted``.
+            worker: the worker that is being launched; a failure is then raised as LaunchRefused.
+            given, without: as ``run`` takes them.
+
+        Raises:
+            SlurmGone: the command cannot be run, or Slurm does not answer in time.
+            LaunchRefused, PlatformError: the command fails.
+        """
+        code, out, said = self.run(*argv, given=given, without=without)
+        if code:
+            raise _refused(f"{argv[0]} ended with status {code}", said, what, worker)
+        return out
+
+    def cancel(self, *which: str) -> None:
+        """Cancel a job, a step, or all jobs that scancel's options select; those that have ended are no error.
+
+        Args:
+            which: arguments of scancel.
+
+        Raises:
+            SlurmGone, PlatformError: Slurm fails to.
+        """
+        code, out, said = self.run("scancel", "--quiet", *which)
+        if not has_ended({"status": code, "out": out, "said": said}):
+            raise _refused("scancel failed", said, "The job could not be cancelled", None)
 
 
 def job_of(out: str) -> str:
@@ -169,44 +196,3 @@ def _refused(otherwise: str, said: str, what: str, worker: str | None) -> Platfo
     if refusal is SILENT:
         return SlurmGone(message, worker=worker, advice=advice)
     return (LaunchRefused if worker else PlatformError)(message, worker=worker, advice=advice)
-
-
-def run(
-    *argv: str, given: str | None = None, seconds: float = SECONDS, environ: Mapping[str, str] | None = None
-) -> tuple[int, str, str]:
-    """Run one of Slurm's commands, and return its exit status, output and error output.
-
-    Args:
-        argv: the command.
-        given: its standard input.
-        seconds: how long it may take.
-        environ: its environment; None for ``environment()``.
-
-    Raises:
-        SlurmGone: the command cannot be run, or does not end in time.
-    """
-    try:
-        done = subprocess.run(
-            argv,
-            input=given,
-            stdin=subprocess.DEVNULL if given is None else None,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            env=environment() if environ is None else environ,
-        )
-    except subprocess.TimeoutExpired:
-        raise SlurmGone(
-            f"{argv[0]} has not answered within {seconds:g} s.", advice="`scontrol ping` says whether Slurm is up"
-        ) from None
-    except OSError as error:
-        raise SlurmGone(f"{argv[0]} cannot be run: {error.strerror}.", advice="run this on a login node") from error
-    return done.returncode, done.stdout, done.stderr
-
-
-def environment() -> dict[str, str]:
-    """Return the environment for Slurm's commands, without the user's filters of what these show or cancel."""
-    filters = ("SQUEUE_", "SINFO_", "SCANCEL_", "SACCT_")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(filters)}
-    return {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}

@@ -13,16 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from muster.agent import linux
-from muster.agent.removal import remove_folder
+from muster.agent import linux, slurm_site
 from muster.errors import PlatformError
 from muster.platforms.session_guard import SessionGuard, serve
-from muster.platforms.slurm import commands
+from muster.platforms.slurm.site import HERE
 from muster.platforms.slurm.submissions import Submission
 
-AGAIN_SECONDS = 2.0  # between two attempts
 STEP_SECONDS = 5.0  # time that agents may take to end their processes and remove their files
-LATE_SECONDS = 10.0  # for which attempts go on, as a job's submission may have been under way when the session ended
 
 
 class JobGuard(SessionGuard):
@@ -51,22 +48,15 @@ class JobGuard(SessionGuard):
 
 
 def clean_up(facts: dict[str, Any]) -> None:
-    """End steps, cancel jobs for some seconds, as one may still be in submission at first, and remove files.
+    """End steps, cancel jobs, and remove files.
 
     Raises:
-        PlatformError: Slurm does not answer.
+        OSError: Slurm does not answer.
     """
     for pid, start in facts["steps"]:
         if linux.is_running(pid, start):
             _end_step(pid, start, [*map(Path, facts["folders"])])
-    began = time.monotonic()
-    while facts["labels"]:
-        commands.cancel("--me", f"--name={','.join(facts['labels'])}")
-        if time.monotonic() > began + LATE_SECONDS:
-            break
-        time.sleep(AGAIN_SECONDS)
-    for folder in facts["folders"]:  # it still holds the secrets of jobs that never began
-        remove_folder(folder)
+    slurm_site.clean_up(facts["labels"], facts["folders"])
 
 
 def _end_step(pid: int, start: int, folders: Sequence[Path]) -> None:
@@ -74,7 +64,7 @@ def _end_step(pid: int, start: int, folders: Sequence[Path]) -> None:
     for made in filter(None, map(Submission.found, folders)):
         if made.is_step and made.step:
             with contextlib.suppress(PlatformError):
-                commands.cancel("--signal=TERM", made.step)
+                HERE.cancel("--signal=TERM", made.step)
     deadline = time.monotonic() + STEP_SECONDS
     while linux.is_running(pid, start):
         if time.monotonic() > deadline:

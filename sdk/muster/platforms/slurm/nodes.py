@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from muster.errors import JobError, ResourceError
 from muster.job import Resources
-from muster.platforms.slurm import commands
+from muster.platforms.slurm.commands import Commands
 from muster.platforms.slurm.script import cores_of, memory_per_core, parts_of
 from muster.platforms.slurm.words import minutes_of
 from muster.text.arguments import Argument, ArgumentText
@@ -85,7 +85,7 @@ def selection_of(configuration: str) -> Selection:
     )
 
 
-def partitions() -> dict[str, Partition]:
+def partitions(commands: Commands) -> dict[str, Partition]:
     """Return the partitions that this user sees. Raises PlatformError."""
     command = ("sinfo", "-a", "-h", "-N", "-o", "%P|%l|%h|%N|%o|%c|%m|%T|%G")
     out = commands.ask(*command, what="The nodes could not be listed")

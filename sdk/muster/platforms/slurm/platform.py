@@ -8,22 +8,24 @@ import re
 import secrets
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from muster.agent.places import is_symbolic
-from muster.agent.worker import own_address
-from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported
-from muster.job import Resources, Status, Worker, WorkerSpec
+from muster.errors import HostUnreachable, JobError, LaunchRefused, PlatformError, PlatformUnsupported
+from muster.job import EndCause, Resources, Status, Worker, WorkerSpec
 from muster.options.fields import option
 from muster.platforms.agents import default_log_cap
-from muster.platforms.base import Platform, Reach, Storage, read_log
+from muster.platforms.base import Platform, Reach, Relay, Storage, read_log
+from muster.platforms.hosts.hostfile import NAME
 from muster.platforms.parallel import at_once
-from muster.platforms.session_guard import is_orphaned, owner
-from muster.platforms.slurm import commands, script
+from muster.platforms.slurm import script
+from muster.platforms.slurm.commands import job_of
 from muster.platforms.slurm.guard import JobGuard
+from muster.platforms.slurm.login_node import LoginGuard, LoginNode, LoginRelay
 from muster.platforms.slurm.nodes import (
     USUAL,
     Node,
@@ -35,10 +37,10 @@ from muster.platforms.slurm.nodes import (
     selection_of,
     workers_per_node,
 )
-from muster.platforms.slurm.queue import queue
+from muster.platforms.slurm.queue import QueuedJob
+from muster.platforms.slurm.site import HERE, Site
 from muster.platforms.slurm.states import state_of
-from muster.platforms.slurm.submissions import HANDLE, Submission, Task, left_behind, task_of
-from muster.records.folders import muster_home
+from muster.platforms.slurm.submissions import HANDLE, Submission, Task, task_of
 from muster.runtime import children
 from muster.text.arguments import Argument, ArgumentText
 
@@ -46,6 +48,7 @@ END_SECONDS = 10.0  # time that cancelled jobs may take to end
 KILL_SECONDS = 15.0  # time that the step may take that signals the tasks on a node to end
 AT_ONCE = 8  # such steps at the same time
 CHECK_SECONDS = 0.05  # between two checks whether cancelled tasks have ended
+LOGIN_ADVICE = "run again; `ssh HOST` must stay connected for as long as the run, so run it where the network stays up"
 STRANGER = "This platform does not know the worker."
 NODES_SECONDS = 60.0  # for which the partitions and their limits are cached
 
@@ -55,15 +58,20 @@ class SlurmPlatform(Platform):
     """Runs workers as tasks of a Slurm job or, for a session inside a job, as tasks of a step of that job.
 
     Args:
+        login: the cluster's login node, as ssh knows it, for a session on another machine; everything that concerns
+            Slurm then happens there, through one login.
         partition, account, qos, constraint, gres, reservation, nodelist, exclude: as sbatch takes them.
         nodes: number of nodes that the workers are spread over, as sbatch takes it.
         time: time limit of the job, such as ``4h`` or ``1-12:00:00``.
         sbatch_args: further options of sbatch, each in one word, such as ``--exclusive``.
-        folder: folder on a file system that this machine and the compute nodes share, for the files of submissions.
+        folder: folder on a file system that the login node and the compute nodes share, for the files of submissions.
         shared: whether the project's folder is on such a file system, too, so that no files have to be sent.
         log_cap: largest size of a worker's log in bytes.
     """
 
+    login: str | None = option(
+        None, "Login node to submit from, as ssh knows it", default="this machine is one", metavar="HOST"
+    )
     partition: str | None = option(None, "Partition", default="Slurm's", metavar="NAME")
     time: str | None = option(None, "Longest time of the job, such as 4h", default="the partition's", metavar="TIME")
     account: str | None = option(None, "Account that is charged", default="yours", metavar="NAME")
@@ -95,41 +103,77 @@ class SlurmPlatform(Platform):
         self._workers: dict[str, Worker] = {}
         self._submitted: dict[str, list[str]] = {}
         self._steps: dict[str, subprocess.Popen[bytes]] = {}  # srun processes of steps, by folder
-        self._guard: JobGuard | None = None
+        self._login_node = LoginNode(self.login, self.lease_seconds) if self.login else None
+        self._site: Site = self._login_node or HERE
+        self._guard: JobGuard | LoginGuard | None = None
         self._may_be_left = False  # whether there may be a job although its submission failed
         self._known_at = float("-inf")
         self._partitions: dict[str, Partition] = {}
         self._selection = USUAL
+        self._variables: Mapping[str, str] = {}  # of the environment there
         self._owner = os.getpid()
 
     # -- before a launch ----------------------------------------------------------------------------------------------
 
     @property
     def allocation(self) -> str:
-        """Id of the job that this session runs in; empty outside of jobs."""
-        return os.environ.get("SLURM_JOB_ID", "")
+        """Id of the job that this session runs in; empty outside of jobs, and where a login node is asked."""
+        return "" if self.login else os.environ.get("SLURM_JOB_ID", "")
 
     def describe(self) -> str:
         """Return, in words, the partition of the workers' job, or the job whose step they are."""
         if self.allocation:
             return f"{self.name}, steps of job {self.allocation}"
-        return f"{self.name}, partition {', '.join(partition.name for partition in self._chosen())}"
+        through = f", through {self.login}" if self.login else ""
+        return f"{self.name}, partition {', '.join(partition.name for partition in self._chosen())}{through}"
 
     def check(self) -> None:
-        """Raise PlatformUnsupported where Slurm's commands are missing, and JobError for invalid options."""
-        commands.check()
+        """Raise JobError for invalid options, and PlatformError where Slurm cannot be used."""
+        if self._login_node is not None:
+            self._check_login(self._login_node)
+        self._site.check()
         script.check_raw(self.sbatch_args)
         script.check_words({"folder": str(self._home()), **self._flags()})
         if not self.allocation:
             self._chosen()
 
+    def _check_login(self, site: LoginNode) -> None:
+        """Log in to the login node. Raises JobError for an invalid option, and PlatformError."""
+        if not re.fullmatch(NAME, site.host):
+            raise JobError(
+                f"login is {site.host!r}, which is no host.",
+                advice=ArgumentText(Argument("login", "me@login1"), ": what ssh reaches, a name of ~/.ssh/config too"),
+            )
+        if self.shared:
+            raise JobError(
+                "shared has workers work in the project's folder, which is on this machine and not on the cluster.",
+                advice="leave it out: the project is sent",
+            )
+        self.python = sys.executable if site.log_in() else "python3"
+
     def reach(self) -> Reach:
-        """Return this machine's address on the network of the compute nodes."""
-        found = [node.address for partition in self._chosen() for node in partition.nodes]
-        for address in found:
-            with contextlib.suppress(OSError):
-                mine = own_address(address)
-                return Reach(mine, mine)
+        """Return this machine's address on the network of the compute nodes, or the way through the login node."""
+        if self._login_node is not None:
+            return self._login_node.reach()
+        address = self._address()
+        return Reach(address, address)
+
+    def reach_of_pool(self) -> Reach:
+        """Return the same as ``reach``: later agents reach the session as earlier ones do."""
+        return self.reach()
+
+    def open_relay(self, host: str, port: int) -> Relay:
+        """Return a relay of the login node's, which the compute nodes dial."""
+        assert self._login_node is not None
+        return LoginRelay(self._login_node, (host, port), self._address)
+
+    def _address(self) -> str:
+        """Return the address at which compute nodes reach the machine that submits. Raises PlatformUnsupported."""
+        found = self._site.address([node.address for partition in self._chosen() for node in partition.nodes])
+        if found:
+            return found
+        if self.login:
+            raise PlatformUnsupported(f"No compute node's address is known on {self.login}, so that none can dial it.")
         raise PlatformUnsupported(
             "No compute node's address is known here, so that nobody knows which of this machine's they could dial.",
             advice=ArgumentText(Argument("session_address", ""), " the one that they reach"),
@@ -144,8 +188,9 @@ class SlurmPlatform(Platform):
     def submission_text(self, specs: Sequence[WorkerSpec]) -> str:
         """Return the batch script that would be submitted. Raises PlatformError."""
         folder = self._home() / "0000"
-        site = self._site(specs)
-        return script.batch_script(str(folder), "muster", owner(), [spec.resources for spec in specs], site)
+        site = self._site_options(specs)
+        label = self._site.identity()["process"]
+        return script.batch_script(str(folder), "muster", label, [spec.resources for spec in specs], site)
 
     def _check_fits(self, wanted: Sequence[tuple[str, Resources]]) -> None:
         """Raise ResourceError or JobError for workers, with their names, that could never run."""
@@ -153,15 +198,16 @@ class SlurmPlatform(Platform):
 
     def _chosen(self) -> list[Partition]:
         if time.monotonic() > self._known_at + NODES_SECONDS:
-            self._partitions = partitions()
+            self._partitions = partitions(self._site)
             what = "Slurm's configuration could not be read"
-            self._selection = selection_of(commands.ask("scontrol", "show", "config", what=what))
+            self._selection = selection_of(self._site.ask("scontrol", "show", "config", what=what))
+            self._variables = self._site.variables()
             self._known_at = time.monotonic()
         return chosen(self._partitions, None if self.allocation else self._named())
 
     def _named(self) -> str | None:
         """Return the partitions that the user names, here or to sbatch, separated by commas; None for none."""
-        return self.partition or os.environ.get("SBATCH_PARTITION")
+        return self.partition or self._variables.get("SBATCH_PARTITION")
 
     def _flags(self) -> dict[str, str]:
         """Return the user's options for sbatch, by name. Raises JobError."""
@@ -179,7 +225,7 @@ class SlurmPlatform(Platform):
         }
         return {name: value for name, value in named.items() if value}
 
-    def _site(self, specs: Sequence[WorkerSpec]) -> script.SiteOptions:
+    def _site_options(self, specs: Sequence[WorkerSpec]) -> script.SiteOptions:
         partitions = self._chosen()
         nodes = nodes_in(partitions)
         has_memory = all(node.memory > 1 for node in nodes)
@@ -200,10 +246,10 @@ class SlurmPlatform(Platform):
     def _has_whole_nodes(self, partitions: Sequence[Partition]) -> bool:
         """Return whether a job in these partitions has its nodes for itself."""
         by_site = self._selection.has_whole_nodes or any(partition.has_whole_nodes for partition in partitions)
-        return by_site or script.asks_for_whole_nodes(self.sbatch_args, os.environ)
+        return by_site or script.asks_for_whole_nodes(self.sbatch_args, self._variables)
 
     def _home(self) -> Path:
-        return Path(self.folder).expanduser().absolute() if self.folder else muster_home() / "slurm"
+        return self._site.home(self.folder)
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
@@ -211,30 +257,30 @@ class SlurmPlatform(Platform):
         """Submit one job, or start one step, with a task per spec, so that all or none are launched."""
         if run_key in self._submitted:
             return self._submitted[run_key]
-        commands.check()
+        self._site.check()
         if not self.allocation:
             self._check_fits([(spec.name, spec.resources) for spec in specs])
         _check_logs(specs)
         if self._guard is None:
             self._sweep()
-            self._guard = JobGuard()
-        made = Submission(self._home() / f"{_word(specs[0].run_id)}-{secrets.token_hex(4)}")
+            self._guard = JobGuard() if self._login_node is None else LoginGuard(self._login_node)
+        made = Submission(self._home() / f"{_word(specs[0].run_id)}-{secrets.token_hex(4)}", self._site)
         self._guard.watch_folder(made.folder)
         try:
             ordered = script.by_part(specs)
-            made.write(ordered, self.reach().advertise, self.log_cap or default_log_cap(), {})
+            made.write(ordered, self._address(), self.log_cap or default_log_cap(), {})
             by_task = self._start(made, ordered) if self.allocation else self._batch(made, ordered)
         except OSError as error:
-            made.remove()
+            with contextlib.suppress(PlatformError):
+                made.remove()
             raise LaunchRefused(
                 f"The submission's files cannot be written into {made.folder}: {error.strerror}.",
                 worker=specs[0].name,
-                advice=ArgumentText(
-                    Argument("folder", ""), " another one, which this machine and the compute nodes see"
-                ),
+                advice=ArgumentText(Argument("folder", ""), " another one, which login and compute nodes see"),
             ) from error
         except BaseException:
-            made.remove()
+            with contextlib.suppress(PlatformError):  # the login has ended: the guard there removes it
+                made.remove()
             raise
         now = time.time()
         self._submissions[str(made.folder)] = made
@@ -249,34 +295,35 @@ class SlurmPlatform(Platform):
         """Submit a job. Raises LaunchRefused."""
         assert self._guard is not None
         label = made.label
-        site = self._site(specs)
-        text = script.batch_script(str(made.folder), label, owner(), [spec.resources for spec in specs], site)
+        site = self._site_options(specs)
+        owner = self._site.identity()["process"]
+        text = script.batch_script(str(made.folder), label, owner, [spec.resources for spec in specs], site)
         self._guard.watch(label)
         what, worker = "The job could not be submitted", specs[0].name
-        environ = script.variables(commands.environment(), site)
+        without = script.variables(site)
         try:
-            commands.ask("sbatch", "--test-only", given=text, what=what, worker=worker, environ=environ)
+            self._site.ask("sbatch", "--test-only", given=text, what=what, worker=worker, without=without)
         except LaunchRefused:
             # It counts nodes that are drained or down as if they were not there. Jobs that are submitted wait for them.
             if not any(node.is_out_of_service for node in self._nodes_now()):
                 raise
         try:
-            out = commands.ask("sbatch", "--parsable", given=text, what=what, worker=worker, environ=environ)
-            return made.submitted(commands.job_of(out))
+            out = self._site.ask("sbatch", "--parsable", given=text, what=what, worker=worker, without=without)
+            return made.submitted(job_of(out))
         except BaseException:  # there may be a job all the same, as an answer can be lost
             self._may_be_left = True  # even after the cancellation: the controller may accept the job later
             with contextlib.suppress(PlatformError):
-                commands.cancel("--me", f"--name={label}")
+                self._site.cancel("--me", f"--name={label}")
             raise
 
     def _nodes_now(self) -> list[Node]:
         """Return the nodes of the partitions that jobs go to, in their present states."""
-        return [node for partition in chosen(partitions(), self._named()) for node in partition.nodes]
+        return [node for partition in chosen(partitions(self._site), self._named()) for node in partition.nodes]
 
     def _start(self, made: Submission, specs: Sequence[WorkerSpec]) -> list[str]:
         """Start a step of the job that this session runs in. Raises OSError."""
-        assert self._guard is not None
-        site = replace(self._site(specs), flags={})
+        assert isinstance(self._guard, JobGuard)
+        site = replace(self._site_options(specs), flags={})
         parts = []
         for count, resources in script.parts_of([spec.resources for spec in specs]):
             spread = [f"--nodes={script.nodes_of(count, self.nodes)}"] if self.nodes else []
@@ -306,6 +353,23 @@ class SlurmPlatform(Platform):
         return [found[handle] for handle in handles]
 
     def _polled(self, made: Submission, known: Mapping[str, Worker]) -> dict[str, Worker]:
+        if not self._is_lost(made):
+            try:
+                return self._asked(made, known)
+            except HostUnreachable:
+                if not self._is_lost(made):
+                    raise
+        reason = (
+            f"The login to {self.login}, through which its agent reached this session, has ended, and its job with it."
+        )
+        told = {"reason": reason, "cause": EndCause.LOST, "advice": LOGIN_ADVICE, "finished_at": time.time()}
+        return {handle: worker.moved(Status.FAILED, **told) for handle, worker in known.items()}
+
+    def _is_lost(self, made: Submission) -> bool:
+        """Return whether the login has ended by which this object submitted: the guard there then ends the job."""
+        return made.connection is not None and made.connection is not self._site.connection
+
+    def _asked(self, made: Submission, known: Mapping[str, Worker]) -> dict[str, Worker]:
         tasks = made.tasks()
         step = self._steps.get(str(made.folder))
         found = {}
@@ -322,7 +386,7 @@ class SlurmPlatform(Platform):
             folder = match["folder"] if match else ""
             made = self._submissions.get(folder)
             if match and made is None:
-                made = Submission.found(Path(folder))
+                made = Submission.found(Path(folder), self._site)
             if made is not None and match is not None and int(match["task"]) >= len(made.names):
                 made = None
             if made is not None:
@@ -333,7 +397,7 @@ class SlurmPlatform(Platform):
     def stop(self, handles: Sequence[str]) -> None:
         """Ask agents to end: all of a job by cancelling it, some of them by steps that send SIGTERM."""
         for made, of_one in self._by_submission(handles).items():
-            if made is None:
+            if made is None or self._is_lost(made):
                 continue
             tasks, numbers = made.tasks(), [task_of(handle) for handle in of_one]
             over = {number for number, task in tasks.items() if task.outcome or task.was_stopped}
@@ -360,7 +424,7 @@ class SlurmPlatform(Platform):
         def end(there: tuple[str, int | None]) -> None:
             node, part = there
             group = [] if part is None else [f"--het-group={part}"]
-            commands.run(
+            made.site.run(
                 "srun", f"--jobid={made.job}", *group, "--overlap", "--ntasks=1", "--nodes=1", "--mem=0",
                 f"--nodelist={node}", "kill", "-TERM", *pids[node, part], seconds=KILL_SECONDS,
             )  # fmt: skip
@@ -370,11 +434,11 @@ class SlurmPlatform(Platform):
     def _cancel(self, made: Submission) -> None:
         """Cancel a submission's job, or its step in the job that this session runs in, but never that job."""
         if not made.is_step:
-            commands.cancel(made.job)
+            self._site.cancel(made.job)
             return
         process = self._steps.get(str(made.folder))
         if made.step:
-            commands.cancel(
+            self._site.cancel(
                 "--signal=TERM", made.step
             )  # without a signal Slurm would send SIGKILL, and agents could not remove their files
         elif process is not None:
@@ -422,6 +486,8 @@ class SlurmPlatform(Platform):
         elif guard is not None:
             guard.close()
         self._may_be_left = False
+        if self._login_node is not None:
+            self._login_node.hang_up()
 
     def _end_all(self) -> None:
         """Cancel all workers, wait for their ends, and remove their files. Raises PlatformError."""
@@ -432,7 +498,7 @@ class SlurmPlatform(Platform):
         with contextlib.suppress(PlatformError):
             self.poll([*self._workers])
         for folder, process in self._steps.items():
-            _end_step(process, self._submissions[folder].step, deadline)
+            self._end_step(process, self._submissions[folder].step, deadline)
         self._steps.clear()
         own = {handle for handles in self._submitted.values() for handle in handles}
         for made in self._own():
@@ -440,7 +506,11 @@ class SlurmPlatform(Platform):
                 made.remove()
 
     def _own(self) -> Sequence[Submission]:
-        return [made for made in self._submissions.values() if any(handle in self._workers for handle in made.handles)]
+        return [
+            made
+            for made in self._submissions.values()
+            if any(handle in self._workers for handle in made.handles) and not self._is_lost(made)
+        ]
 
     def _is_over(self, made: Submission) -> bool:
         """Return whether all tasks of this object that have begun have ended, as far as their files or states tell."""
@@ -453,25 +523,27 @@ class SlurmPlatform(Platform):
 
     def _sweep(self) -> None:
         """Cancel the jobs of sessions that were killed together with their guards, and remove their files."""
-        left = left_behind(self._home())
+        jobs: list[QueuedJob] = []
         with contextlib.suppress(PlatformError):  # the submission that follows reports it
-            for job in queue.look().values():
-                label = job.comment.removeprefix("muster:")
-                if label != job.comment and is_orphaned(label) and not job.is_over:
-                    commands.cancel(job.id.partition("+")[0])
+            jobs = [job for job in self._site.queue.look().values() if job.owner and not job.is_over]
+        folders, orphaned = self._site.left_behind(self._home(), [job.owner for job in jobs])
+        left = [Submission(folder, self._site) for folder in folders]
+        with contextlib.suppress(PlatformError):
+            for job in jobs:
+                if job.owner in orphaned:
+                    self._site.cancel(job.id.partition("+")[0])
             if left:  # also jobs from before a reboot
-                commands.cancel("--me", f"--name={','.join(made.label for made in left)}")
+                self._site.cancel("--me", f"--name={','.join(made.label for made in left)}")
         for made in left:  # a job that is still queued will find no program, and end
             made.remove()
 
-
-def _end_step(process: subprocess.Popen[bytes], step: str, deadline: float) -> None:
-    """Wait for a step that was asked to end, and cancel it at the deadline. Raises PlatformError."""
-    if children.ends_within(process, max(deadline - time.monotonic(), 0.1)):
-        return
-    if step:
-        commands.cancel(step)
-    children.send_signal(process, signal.SIGTERM)
+    def _end_step(self, process: subprocess.Popen[bytes], step: str, deadline: float) -> None:
+        """Wait for a step that was asked to end, and cancel it at the deadline. Raises PlatformError."""
+        if children.ends_within(process, max(deadline - time.monotonic(), 0.1)):
+            return
+        if step:
+            self._site.cancel(step)
+        children.send_signal(process, signal.SIGTERM)
 
 
 def _word(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The jobs of this user, from Slurm's queue, which is polled rarely, and once for all runs of this process."""
+"""The jobs of a user, from Slurm's queue, which is polled rarely, and once for all runs that share a ``Queue``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from muster.errors import PlatformError
-from muster.platforms.slurm import commands
+from muster.platforms.slurm.commands import Commands
 from muster.platforms.slurm.words import OVER, WAITING, state_word
 
 POLL_SECONDS = 2.0  # between two polls at least
@@ -18,6 +18,7 @@ LONGEST_PAUSE = 30.0  # limit of the pause after Slurm has not answered, which d
 PLACE_SECONDS = 30.0  # between two polls of all users' jobs, which tell how many come first
 FIELDS = "%i|%T|%r|%S|%P|%k"
 AHEAD = "%i|%P"
+OWNED = "muster:"  # what the comments of Muster's jobs begin with
 T = TypeVar("T")
 End = tuple[str, dict[str, str]]  # a job's state, and its other fields
 
@@ -46,6 +47,11 @@ class QueuedJob:
         return self.state in WAITING
 
     @property
+    def owner(self) -> str:
+        """Label of the process that the job was submitted for; empty for jobs that are not Muster's."""
+        return self.comment[len(OWNED) :] if self.comment.startswith(OWNED) else ""
+
+    @property
     def is_over(self) -> bool:
         """True once it has ended."""
         return self.state in OVER
@@ -54,11 +60,15 @@ class QueuedJob:
 class Queue:
     """Slurm's queue, with the answers of its last polls.
 
+    Args:
+        commands: Slurm's commands.
+
     Attributes:
         looks: number of polls so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
         self._lock = threading.Lock()
         self._jobs: dict[str, QueuedJob] = {}
         self._looked_at = float("-inf")  # when that was polled
@@ -102,7 +112,7 @@ class Queue:
             now = time.monotonic()
             self._ends = {known: end for known, end in self._ends.items() if end[0] + POLL_SECONDS > now}
             if job not in self._ends:
-                self._ends[job] = now, self._patiently(lambda: end_of(job))
+                self._ends[job] = now, self._patiently(lambda: end_of(self._commands, job))
             return self._ends[job][1]
 
     def before(self, job: str) -> int | None:
@@ -128,7 +138,7 @@ class Queue:
         self.looks += 1
         # With -a, also the jobs in hidden partitions, which would seem to have ended otherwise.
         command = ("squeue", "--me", "-a", "-h", "-t", "all", "-o", FIELDS)
-        out = commands.ask(*command, what="The queue could not be looked at")
+        out = self._commands.ask(*command, what="The queue could not be looked at")
         self._asked_at = self._looked_at = asked_at
         found = [_job(line) for line in out.splitlines() if line.count("|") >= FIELDS.count("|")]
         self._jobs = {job.id: job for job in found}
@@ -138,7 +148,7 @@ class Queue:
         self._placed_at = self._asked_at = time.monotonic()
         self.looks += 1
         with contextlib.suppress(PlatformError):  # the numbers are only shown
-            out = commands.ask(
+            out = self._commands.ask(
                 "squeue", "-a", "-h", "-t", "PD", "-S", "-p", "-o", AHEAD, what="The queue could not be read"
             )
             seen: dict[frozenset[str], int] = {}  # by the partitions that the jobs may go to
@@ -157,7 +167,7 @@ def _job(line: str) -> QueuedJob:
     return QueuedJob(number, state, reason, float(start) if start.isdecimal() else None, partition, comment)
 
 
-def end_of(job: str) -> End | None:
+def end_of(commands: Commands, job: str) -> End | None:
     """Return a job's state and other fields, from scontrol or else from accounting; None where neither knows it.
 
     Raises:
@@ -167,12 +177,12 @@ def end_of(job: str) -> End | None:
     if code == 0 and "JobState=" in out:
         said = dict(word.split("=", 1) for word in out.split() if "=" in word)
         state = said["JobState"]
-        by_whom = _accounted(job) if state == "CANCELLED" else None  # who cancelled it, only accounting tells
+        by_whom = _accounted(commands, job) if state == "CANCELLED" else None  # who cancelled it, only accounting tells
         return by_whom[0] if by_whom and state_word(by_whom[0]) == state else state, said
-    return _accounted(job)
+    return _accounted(commands, job)
 
 
-def _accounted(job: str) -> End | None:
+def _accounted(commands: Commands, job: str) -> End | None:
     """Return a job's end from accounting; None where there is no accounting, or no end of the job in it yet."""
     with contextlib.suppress(PlatformError):
         code, out, _ = commands.run("sacct", "-n", "-P", "-X", "-j", job, "-o", "State,ExitCode,Reason")
@@ -181,6 +191,3 @@ def _accounted(job: str) -> End | None:
             if state_word(state) in OVER:
                 return state, {"ExitCode": exit_code, "Reason": reason}
     return None
-
-
-queue = Queue()  # shared by all runs of this process

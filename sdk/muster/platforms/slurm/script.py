@@ -110,10 +110,10 @@ def _fits_in_a_line(word: str) -> bool:
     return word.isprintable() and "\\" not in word
 
 
-def variables(environ: Mapping[str, str], site: SiteOptions) -> dict[str, str]:
-    """Return the environment for sbatch, without variables that would override the script's options."""
-    ours = {VARIABLES.get(name) for name in (*OWN, "mem", "gpus-per-task", *site.flags)}
-    return {name: value for name, value in environ.items() if name not in ours}
+def variables(site: SiteOptions) -> list[str]:
+    """Return the variables of the environment that sbatch must not get, as they would override the script's options."""
+    ours = (VARIABLES.get(name) for name in (*OWN, "mem", "gpus-per-task", *site.flags))
+    return sorted({name for name in ours if name})
 
 
 def asks_for_whole_nodes(raw: Sequence[str], environ: Mapping[str, str]) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from muster.job import EndCause, Status, Worker, memory_argument
 from muster.platforms.refusals import find_refusal, in_words
 from muster.platforms.slurm.commands import STEP_REFUSALS
-from muster.platforms.slurm.queue import queue
+from muster.platforms.slurm.site import HERE
 from muster.platforms.slurm.submissions import Submission, Task, task_of
 from muster.platforms.slurm.words import (
     ENDS,
@@ -37,6 +37,11 @@ ANOTHER_WAY = ArgumentText(
     "or open that port for the compute nodes, or ",
     Argument("session_address", ""),
     " an address and port that they reach",
+)
+NO_OTHER_WAY = ArgumentText(
+    "have the login node's firewall let compute nodes dial it, or run on the login node itself, without ",
+    Argument("login", ""),
+    ", where there is another way (docs/slurm.md)",
 )
 ENDED_BY_SLURM = (signal.SIGTERM, signal.SIGKILL, signal.SIGCONT)
 
@@ -94,7 +99,7 @@ def _as_told(worker: Worker, made: Submission, task: Task) -> Worker:
         words, cause, _ = how_ended("OUT_OF_MEMORY", {})
         told |= {"reason": _sentence(words), "cause": cause, "advice": _more_memory(worker)}
     if NO_WAY in str(told.get("reason")):
-        told["advice"] = ANOTHER_WAY
+        told["advice"] = ANOTHER_WAY if made.site is HERE else NO_OTHER_WAY
     return worker.moved(**told, finished_at=task.told_at)
 
 
@@ -127,6 +132,7 @@ def _step_refused(made: Submission) -> dict[str, Any]:
 
 
 def _of_job(worker: Worker, made: Submission, task: Task) -> Worker:
+    queue = made.site.queue
     jobs, looked_at = queue.jobs()
     number = made.job_of(task_of(worker.id))
     job = jobs.get(number)
@@ -168,7 +174,7 @@ def _ended(worker: Worker, made: Submission, task: Task, state: str) -> Worker:
         return worker.moved(Status.STOPPED, finished_at=time.time())
     may_be_slurms = not task.outcome or _may_be_slurms(task)
     job = made.job_of(task_of(worker.id))
-    found = queue.end_of(job) if state not in ("COMPLETED", "FAILED") or may_be_slurms else None
+    found = made.site.queue.end_of(job) if state not in ("COMPLETED", "FAILED") or may_be_slurms else None
     state, said = found or (state, {})
     if task.outcome and may_be_slurms and said.get("PreemptTime", NEVER_PREEMPTED) != NEVER_PREEMPTED:
         state = "PREEMPTED"  # its processes ended at Slurm's signal, before Slurm itself ended the job

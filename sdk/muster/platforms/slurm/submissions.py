@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,14 +11,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from muster.agent.removal import OWNER, remove_folder
+from muster.agent.removal import OWNER
 from muster.job import WorkerSpec
-from muster.platforms.agents import LARGEST_NEWS, agent_config, news_of, outcome_of
-from muster.platforms.session_guard import is_left_behind, owner
+from muster.platforms.agents import agent_config, news_of, outcome_of
 from muster.platforms.slurm.script import parts_of, start_program, start_script
-from muster.records.folders import make_folder
-from muster.security.ssh import write_private
-from muster.text.reading import read_json
+from muster.platforms.slurm.site import HERE, News, Site
 
 HANDLE = re.compile(r"(?P<job>\d+)\.(?P<task>\d+)@(?P<folder>/.+)")
 VARIABLES = {
@@ -31,7 +25,7 @@ VARIABLES = {
     "own": "MUSTER_SLURM",
 }
 GROUP = "/step_"  # in the paths of control groups that Slurm makes for a step and its tasks
-LARGEST_END = 16 << 10  # bytes that are read of the end of a job's output, which may be of any size
+JOB = "job.json"  # file with what other processes need to know of a submission
 LAST_WORDS = 500  # characters of a job's output in errors
 
 
@@ -67,8 +61,12 @@ class Task:
 class Submission:
     """One submission: its job, its workers' names, and its folder.
 
-    Attributes:
+    Args:
         folder: its folder.
+        site: the machine from which it is submitted.
+
+    Attributes:
+        folder, site: the arguments of these names.
         job: id of its job; empty until Slurm has accepted it.
         known_at: when the id became known here, on the monotonic clock.
         names: names of its workers, by task.
@@ -76,10 +74,12 @@ class Submission:
         parts: number of workers in each part of a heterogeneous job, in order; other jobs have one part.
         is_step: whether it is a step of the session's job, rather than a job.
         is_left: whether it still has to be cancelled, as Slurm did not answer.
+        connection: the login to the site with whose end the guard there ends it; None where there is no login.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, site: Site = HERE) -> None:
         self.folder = folder
+        self.site = site
         self.job = ""
         self.known_at = time.monotonic()
         self.names: list[str] = []
@@ -87,42 +87,45 @@ class Submission:
         self.parts: list[int] = []
         self.is_step = False
         self.is_left = False
+        self.connection: object = None
         self._seen: dict[int, tuple[int, Task]] = {}  # by task: the size of its news file, and its content
 
     @classmethod
-    def found(cls, folder: Path) -> Submission | None:
+    def found(cls, folder: Path, site: Site = HERE) -> Submission | None:
         """Return the submission that another process has made in this folder; None where there is none."""
-        made = cls(folder)
+        made = cls(folder, site)
+        found = site.read(folder, JOB)
+        if found is None:
+            return None
         try:
-            facts = read_json(folder / "job.json")
+            facts = json.loads(found[0])
             made.job, made.names, made.logs = str(facts["job"]), [*facts["names"]], [*facts["logs"]]
             made.parts, made.is_step = [*map(int, facts["parts"])], bool(facts["is_step"])
-            made.known_at -= max(0.0, time.time() - (folder / "job.json").stat().st_mtime)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return None
+        made.known_at -= found[1]
         return made
 
     def write(self, specs: Sequence[WorkerSpec], session: str, cap: int, places: Mapping[str, str]) -> None:
         """Write the folder with the tasks' programs and the agents' configs. Raises OSError."""
-        make_folder(self.folder, 0o700)
-        write_private(self.folder / OWNER, json.dumps({"process": owner(), "host": socket.gethostname()}))
         self.names = [spec.name for spec in specs]
         self.logs = [str(spec.log) for spec in specs]
         self.parts = [count for count, _ in parts_of([spec.resources for spec in specs])]
-        for task, spec in enumerate(specs):
-            path = self.folder / f"worker-{task}"
-            known = {"news": f"{path}.news", "variables": VARIABLES, "has_cgroup": GROUP}
-            config = {**agent_config(spec, cap, places), **known}
-            write_private(path.with_name(f"{path.name}.launch"), json.dumps(config))
         folder = str(self.folder)
-        write_private(self.folder / "start.sh", start_script(folder))
-        write_private(self.folder / "start.py", start_program(folder, session))
+        files = {OWNER: json.dumps(self.site.identity())}
+        for task, spec in enumerate(specs):
+            known = {"news": f"{folder}/worker-{task}.news", "variables": VARIABLES, "has_cgroup": GROUP}
+            files[f"worker-{task}.launch"] = json.dumps({**agent_config(spec, cap, places), **known})
+        self.site.write(
+            self.folder, {**files, "start.sh": start_script(folder), "start.py": start_program(folder, session)}
+        )
 
     def submitted(self, job: str, *, is_step: bool = False) -> list[str]:
         """Record the job, for other processes as well, and return the workers' handles. Raises OSError."""
         self.job, self.known_at, self.is_step = job, time.monotonic(), is_step
+        self.connection = self.site.connection
         facts = {"job": job, "names": self.names, "logs": self.logs, "parts": self.parts, "is_step": is_step}
-        write_private(self.folder / "job.json", json.dumps(facts))
+        self.site.write(self.folder, {JOB: json.dumps(facts)})
         return self.handles
 
     @property
@@ -149,48 +152,35 @@ class Submission:
         return self.job if part is None else f"{self.job}+{part}"
 
     def stop(self, task: int) -> None:
-        """Record that a task is to end, and remove its agent's config, so that a task that has not begun never does."""
-        path = self.folder / f"worker-{task}"
-        with contextlib.suppress(OSError):  # the folder is gone, as the submission has ended
-            write_private(path.with_name(f"{path.name}.stop"), "")
-            path.with_name(f"{path.name}.launch").unlink()
+        """Record that a task is to end; one that has not begun never does."""
+        self.site.stop(self.folder, task)
 
     def tasks(self) -> dict[int, Task]:
         """Return the tasks that have reported anything or were asked to end, by number."""
-        found: dict[int, Task] = {}
-        with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
-            for entry in entries:
-                stem, _, kind = entry.name.partition(".")
-                number = stem.removeprefix("worker-")
-                if kind == "news" and number.isdecimal():
-                    found[int(number)] = self._read(int(number), entry)
-                elif kind == "stop" and number.isdecimal():
-                    found.setdefault(int(number), Task())
-        for task_number, task in found.items():
-            task.was_stopped = (self.folder / f"worker-{task_number}.stop").exists()
+        told, news, stopped = self.site.news(self.folder, {task: size for task, (size, _) in self._seen.items()})
+        for number, fresh in news.items():
+            self._seen[number] = fresh.size, self._task(fresh)
+        found = {number: self._seen[number][1] for number in told if number in self._seen}
+        for number in stopped:
+            found.setdefault(number, Task())
+        for number, task in found.items():
+            task.was_stopped = number in stopped
         return found
 
-    def _read(self, number: int, entry: os.DirEntry[str]) -> Task:
-        size = entry.stat().st_size
-        known = self._seen.get(number)
-        if known is None or known[0] != size:
-            with open(entry.path, "rb") as file:
-                data = file.read(LARGEST_NEWS)
-            task = Task(outcome=outcome_of(data), told_at=entry.stat().st_mtime, seen_at=time.monotonic())
-            for line in news_of(data):
-                if isinstance(line.get("node"), str) and isinstance(line.get("pid"), int):
-                    task.node, task.address, task.pid = line["node"], str(line.get("address")), line["pid"]
-                    task.step, at = str(line.get("step")), line.get("at")
-                    task.at = float(at) if isinstance(at, (int, float)) else None
-            known = self._seen[number] = (size, task)
-        return known[1]
+    def _task(self, told: News) -> Task:
+        offset = self.site.clock_offset
+        data = told.text.encode()
+        task = Task(outcome=outcome_of(data), told_at=told.at - offset, seen_at=time.monotonic())
+        for line in news_of(data):
+            if isinstance(line.get("node"), str) and isinstance(line.get("pid"), int):
+                task.node, task.address, task.pid = line["node"], str(line.get("address")), line["pid"]
+                task.step, at = str(line.get("step")), line.get("at")
+                task.at = float(at) - offset if isinstance(at, (int, float)) else None
+        return task
 
     def output_end(self) -> str:
         """Return the end of the job's output, without that of its workers; empty where it is not here."""
-        with contextlib.suppress(OSError), (self.folder / "output").open("rb") as file:
-            file.seek(max(os.fstat(file.fileno()).st_size - LARGEST_END, 0))
-            return file.read(LARGEST_END).decode("utf-8", "replace").strip()
-        return ""
+        return self.site.end_of_output(self.folder)
 
     def last_words(self) -> str:
         """Return as much of the end of the job's output as fits in an error."""
@@ -203,15 +193,4 @@ class Submission:
 
     def remove(self) -> None:
         """Remove the submission's folder."""
-        remove_folder(self.folder)
-
-
-def left_behind(home: Path) -> list[Submission]:
-    """Return the submissions in this folder whose session has ended for certain."""
-    found = []
-    for path in home.glob(f"*/{OWNER}"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            facts = read_json(path)
-            if path.stat().st_uid == os.getuid() and is_left_behind(str(facts["process"]), str(facts["host"])):
-                found.append(Submission(path.parent))
-    return found
+        self.site.remove(self.folder)

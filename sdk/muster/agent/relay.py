@@ -1,0 +1,121 @@
+"""A relay of TCP connections, which carries bytes between two machines that both reach this one, but not each other."""
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Tuple
+
+    Address = Tuple[str, int]
+
+LARGEST = 1 << 16  # bytes that are read at once
+ROOM = 1 << 18  # bytes that may wait for a side to take them, until the other one is not read any more
+DIAL_SECONDS = 5.0
+BUSY_SECONDS = 0.1  # to wait where there are no descriptors left for another connection
+
+
+class RelayedSide:
+    """One of the two connections that a relay carries bytes between.
+
+    Attributes:
+        sock: the connection.
+        unsent: bytes from the other side.
+        other: the other side.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock = sock
+        self.unsent = bytearray()
+        self.other = self
+        self.has_ended = False
+
+
+class TcpRelay:
+    """A relay from a free port of this machine to an address, on a thread of its own.
+
+    Args:
+        address: this machine's address to listen on.
+        target: host and port that connections are carried to.
+
+    Attributes:
+        port: the port.
+    """
+
+    def __init__(self, address: str, target: "Address") -> None:
+        self._target = target
+        self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._listener.bind((address, 0))
+        self._listener.listen(128)
+        self._listener.setblocking(False)
+        self.port = int(self._listener.getsockname()[1])
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        threading.Thread(target=self._serve, name="muster-relay", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            for key, events in self._selector.select():
+                if key.data is None:
+                    self._accept()
+                else:
+                    self._pass_on(key.data, events)
+
+    def _accept(self) -> None:
+        try:
+            near, _ = self._listener.accept()
+        except OSError:
+            time.sleep(BUSY_SECONDS)
+            return
+        try:
+            far = socket.create_connection(self._target, timeout=DIAL_SECONDS)
+        except OSError:  # the session is gone, or its login is: who dials tries again for a while
+            near.close()
+            return
+        sides = RelayedSide(near), RelayedSide(far)
+        sides[0].other, sides[1].other = sides[1], sides[0]
+        for side in sides:
+            self._selector.register(side.sock, selectors.EVENT_READ, side)
+
+    def _pass_on(self, side: RelayedSide, events: int) -> None:
+        try:
+            if events & selectors.EVENT_WRITE and side.sock.fileno() >= 0:
+                del side.unsent[: side.sock.send(side.unsent)]
+            if events & selectors.EVENT_READ and side.sock.fileno() >= 0:
+                data = side.sock.recv(LARGEST)
+                side.other.unsent += data
+                side.has_ended = not data
+        except BlockingIOError:
+            pass
+        except OSError:
+            side.has_ended = True
+            side.unsent.clear()
+        for one in (side, side.other):
+            if one.sock.fileno() >= 0:
+                self._watch(one)
+
+    def _watch(self, side: RelayedSide) -> None:
+        """Have a side read and written as its buffers allow; close it once the other has ended and all is sent."""
+        if side.has_ended or (side.other.has_ended and not side.unsent):
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(side.sock)
+            side.sock.close()
+            side.has_ended = True
+            return
+        wanted = selectors.EVENT_READ if len(side.other.unsent) < ROOM and not side.other.has_ended else 0
+        wanted |= selectors.EVENT_WRITE if side.unsent else 0
+        if wanted:
+            with contextlib.suppress(KeyError):
+                if self._selector.get_key(side.sock).events == wanted:
+                    return
+                self._selector.unregister(side.sock)
+            self._selector.register(side.sock, wanted, side)
+        else:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(side.sock)

@@ -1,0 +1,72 @@
+"""The guard of a session's jobs on the login node of a Slurm cluster, at the far end of the session's login.
+
+It runs Slurm's commands and keeps the submissions' files for its platform, and relays the agents' connections: compute
+nodes reach this machine, and ssh forwards a port of it to the session. Once the login has ended, however that came, it
+cancels the session's jobs, queued ones too, and removes their files.
+"""
+
+import contextlib
+import time
+
+from . import slurm_site
+from .host_guard import HostGuard, channel_of_login
+from .relay import TcpRelay
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .channels import PipeChannel
+
+PATIENCE = 1800.0  # seconds after which it gives up cleaning up
+RETRY_SECONDS = 1.0  # between two attempts
+
+
+class SlurmGuard(HostGuard):
+    """The guard of one platform object's jobs.
+
+    Args:
+        channel, folder: as of any guard at the far end of a login.
+    """
+
+    requests = ("hello", "close", "slurm", "watch", "relay")
+
+    def __init__(self, channel: "PipeChannel", folder: str) -> None:
+        super().__init__(channel, folder)
+        self._labels: "list[str]" = []
+        self._folders: "list[str]" = []
+
+    def run(self) -> None:
+        """Serve until the login ends; then cancel the session's jobs, and remove their files."""
+        super().run()
+        with contextlib.suppress(OSError):
+            self._channel.close()  # the session does not wait for what follows
+        deadline = time.monotonic() + PATIENCE
+        while (self._labels or self._folders) and time.monotonic() < deadline:
+            try:
+                slurm_site.clean_up(self._labels, self._folders)
+                return
+            except OSError:
+                time.sleep(RETRY_SECONDS)
+
+    def _do_hello(self, lease: float, word: str, python: str) -> "dict[str, Any]":
+        if slurm_site.missing(["sbatch"])["programs"]:
+            slurm_site.take_environment_of_a_terminal()
+        return super()._do_hello(lease, word, python)
+
+    def _do_slurm(self, call: str, fields: "dict[str, Any]") -> "dict[str, Any]":
+        return slurm_site.REQUESTS[call](**fields)
+
+    def _do_watch(self, labels: "list[str]", folders: "list[str]") -> "dict[str, Any]":
+        """Take note of the names of jobs, and the folders, of which nothing may be left after the session."""
+        self._labels, self._folders = labels, folders
+        return {}
+
+    def _do_relay(self, address: str, host: str, port: int) -> "dict[str, Any]":
+        """Relay connections to a free port of this address, which is returned, to a host and port."""
+        return {"port": TcpRelay(address, (host, port)).port}
+
+
+def main(folder: str) -> None:
+    """Run the guard of this login, with the folder ``folder``."""
+    SlurmGuard(channel_of_login(), folder).run()

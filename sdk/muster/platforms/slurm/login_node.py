@@ -1,0 +1,147 @@
+"""A login node of a Slurm cluster that the session's machine is not part of, reached by ssh."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from muster.agent.fields import port
+from muster.errors import PlatformError
+from muster.job import WorkerSpec
+from muster.platforms.base import Reach, Relay
+from muster.platforms.guard_answers import checked
+from muster.platforms.hosts.login import ANSWER_SECONDS
+from muster.platforms.hosts.logins import Logins
+from muster.platforms.hosts.routes import Routes
+from muster.platforms.slurm.site import Site
+
+GUARD = "slurm_guard"  # the agent's module with the guard that runs there
+MARGIN = 5.0  # seconds for the way there and back
+
+
+class LoginNode(Site):
+    """A login node.
+
+    Args:
+        host: as ssh knows it.
+        lease: seconds that workers keep running without the session.
+    """
+
+    missing_advice = "a login node of the cluster, on which `ssh HOST sbatch --version` works"
+
+    def __init__(self, host: str, lease: float) -> None:
+        super().__init__(host)
+        self.place = f"on {host}"
+        self._logins = Logins(lease, secrets.token_hex(16), GUARD)
+        self._routes = Routes(self._logins, tunnel=True)
+
+    def call(self, request: str, seconds: float | None = None, **fields: Any) -> Mapping[str, Any]:
+        """Have the guard there do it, after logging in where no login is open."""
+        limit = ANSWER_SECONDS if seconds is None else seconds + MARGIN
+        return self._logins.get(self.host).ask("slurm", limit, call=request, fields=fields)
+
+    @property
+    def connection(self) -> object:
+        """The login that is open now; None where there is none."""
+        return self._logins.made(self.host) if self._logins.is_open(self.host) else None
+
+    @property
+    def clock_offset(self) -> float:  # type: ignore[override]
+        """Seconds by which the clock there is ahead of the session's."""
+        login = self._logins.made(self.host)
+        return login.clock_offset if login else 0.0
+
+    def log_in(self) -> str:
+        """Log in where no login is open, and return the path of this session's interpreter there, empty without it.
+
+        Raises:
+            PlatformError: the host cannot be used, with the reason and what to try.
+        """
+        return str(self._logins.get(self.host).facts["python"])
+
+    def watch(self, labels: Sequence[str], folders: Sequence[str]) -> None:
+        """Have the guard there cancel the jobs of these names, and remove these folders, once the login has ended."""
+        self._logins.get(self.host).ask("watch", labels=[*labels], folders=[*folders])
+
+    def reach(self) -> Reach:
+        """Return how the session is reached from there: through the login, so that it listens on loopback only."""
+        return self._routes.reach([self.host])
+
+    def open_relay(self, session: tuple[str, int], address: str) -> tuple[str, int]:
+        """Relay a free port of that machine to the session, and return the host and port that agents dial.
+
+        Args:
+            session: host and port that the session listens on.
+            address: that machine's address, as compute nodes see it.
+
+        Raises:
+            PlatformError: ssh forwards no port, or the machine has no such address.
+        """
+        host, forwarded = self._routes.route(self.host, session)
+        answer = self._logins.get(self.host).ask("relay", address=address, host=host, port=forwarded)
+        return address, checked(answer, {"port": port}, self.host)["port"]
+
+    def hang_up(self) -> None:
+        """End the login; the guard then removes what it still has to watch."""
+        self._logins.close()
+
+
+class LoginGuard:
+    """The guard of a session's jobs on a login node, as :class:`muster.platforms.slurm.guard.JobGuard` is one here."""
+
+    def __init__(self, site: LoginNode) -> None:
+        self._site = site
+        self._labels: list[str] = []
+        self._folders: list[str] = []
+
+    def watch_folder(self, folder: Path) -> None:
+        """Have the guard remove a submission's folder after the session's end."""
+        self._folders.append(str(folder))
+        self._site.watch(self._labels, self._folders)
+
+    def watch(self, label: str) -> None:
+        """Have the guard cancel the jobs of this name after the session's end."""
+        self._labels.append(label)
+        self._site.watch(self._labels, self._folders)
+
+    def close(self) -> None:
+        """Tell the guard that nothing is left to remove; end it, and the login."""
+        if self._site.connection is not None:
+            with contextlib.suppress(PlatformError):
+                self._site.watch([], [])
+        self._site.hang_up()
+
+    def clean_up(self) -> None:
+        """Have the guard clean up now, without waiting for it; it ends when that is done."""
+        self._site.hang_up()
+
+
+class LoginRelay(Relay):
+    """The relay of one pool's agents, through the login node.
+
+    Args:
+        site: the login node.
+        session: host and port that the session listens on.
+        address: returns the login node's address, as compute nodes see it.
+    """
+
+    def __init__(self, site: LoginNode, session: tuple[str, int], address: Callable[[], str]) -> None:
+        self._site = site
+        self._session = session
+        self._address = address
+        self._found: dict[object, tuple[str, int]] = {}  # by login: a relay ends with it
+
+    def addresses_for(self, specs: Sequence[WorkerSpec]) -> list[tuple[str, int]]:
+        """Return the login node's address and the relay's port for each worker."""
+        self._site.log_in()
+        login = self._site.connection
+        if login not in self._found:
+            self._found = {login: self._site.open_relay(self._session, self._address())}
+        return [self._found[login]] * len(specs)
+
+    def close(self) -> None:
+        """Forget the address: the relay ends with the login."""
+        self._found.clear()
