@@ -211,7 +211,13 @@ def test_stopped_containers_and_volumes_go_when_the_notebook_is_killed(
     )
     notebook = subprocess.Popen([sys.executable, "-c", program], env=environment(), stderr=subprocess.DEVNULL)
     try:
-        eventually(lambda: [run.logs().count("started") for run in muster.list_runs()] == [2], "both run", timeout=60)
+
+        def both_run_or_it_ended() -> bool:
+            has_ended = notebook.poll() is not None
+            return has_ended or [run.logs().count("started") for run in muster.list_runs()] == [2]
+
+        eventually(both_run_or_it_ended, "both run", timeout=60)
+        assert notebook.poll() is None, muster.open_run().explain()
         notebook.send_signal(signal.SIGSTOP)  # so that it does not see the end of the one, and removes nothing
         stopped, running = sorted(either_engine.containers(), reverse=True)
         either_engine.run("kill", stopped)
