@@ -176,8 +176,8 @@ class Login:
             raise HostUnreachable(f"ssh to {self.host} does not forward a port: it does not answer.") from None
         if done.returncode or not (there or done.stdout.strip().isdecimal()):
             raise HostUnreachable(
-                f"{self.host} can neither dial this session nor be given a port for it: its sshd forwards none.",
-                advice="AllowTcpForwarding remote in its sshd_config, or let it dial this machine",
+                f"{self.host} has no port by which this session could be reached: its sshd forwards none.",
+                advice="AllowTcpForwarding remote in its sshd_config",
                 details=done.stderr,
             )
         return there or int(done.stdout)

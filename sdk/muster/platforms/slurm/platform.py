@@ -360,7 +360,7 @@ class SlurmPlatform(Platform):
                 if not self._is_lost(made):
                     raise
         reason = (
-            f"The login to {self.login}, through which its agent reached this session, has ended, and its job with it."
+            f"The login to {self.login}, through which its agent reached this session, has ended: its job is cancelled."
         )
         told = {"reason": reason, "cause": EndCause.LOST, "advice": LOGIN_ADVICE, "finished_at": time.time()}
         return {handle: worker.moved(Status.FAILED, **told) for handle, worker in known.items()}
