@@ -32,7 +32,7 @@ QUICK = {"hello_after": 0.0, "starts_after": 0.0, "stops_after": 0.0, "leaves_af
 def platform() -> ScriptedPlatform:
     """A platform whose workers do everything at once, and go on until they are stopped."""
     platform = ScriptedPlatform()
-    platform.explain_seconds = 0.02
+    platform.explain_seconds, platform.poll_seconds = 0.02, (0.02, 0.02)
     for name in ("worker-0", "worker-1"):
         vars(platform.player(name).behaviour).update(QUICK, runs_for=None)
     return platform

@@ -116,7 +116,7 @@ def test_one_that_says_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: py
 def test_of_one_that_never_reads_its_answer_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "SECONDS", 0.01)
     controlled = Controlled(tmp_path)
-    text = "x" * (8 << 20)
+    text = "x" * (1 << 20)  # more than a socket takes
 
     async def test() -> None:
         path = json.loads(records.control_file(tmp_path).read_text())["socket"]

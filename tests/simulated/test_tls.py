@@ -23,7 +23,7 @@ from muster.pools.tls import TlsTransport
 
 from tests.agent.test_full_disk import fill
 
-LARGE = os.urandom(1 << 22)
+LARGE = os.urandom(1 << 21)
 
 
 class Took(asyncio.Protocol):
