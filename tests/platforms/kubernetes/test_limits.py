@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from muster.errors import ResourceError
+from muster.agent.places import symbol
+from muster.errors import LaunchRefused, ResourceError
 from muster.job import Resources
 from muster.platforms.kubernetes.limits import counts
 from muster.platforms.kubernetes.platform import KubernetesPlatform
+from muster.platforms.session_guard import owner
 
 from tests.platforms.kubernetes.fake_server import Answer, Fake, fake_kubeconfig, fake_server
 from tests.support import Run
@@ -74,20 +76,13 @@ def node(cpu: str = "8", memory: str = "32Gi", **changes: Any) -> dict[str, Any]
 @pytest.mark.parametrize(
     ("hard", "used", "words"),
     [
-        (
-            {"pods": "4"}, {"pods": "3"},
-            r"The quota tight of the namespace ml has room for 1 of 3 workers: they ask for 3 pods \(pods\); it allows "
-            r"4 pods, of which 3 pods are used\.",
-        ),
         ({"count/pods": "2"}, {}, r"room for 2 of 3 workers.*3 pods \(count/pods\); it allows 2 pods, of which 0 pods"),
-        ({"requests.cpu": "2500m"}, {"requests.cpu": "0"}, r"2 of 3.*3 cores \(requests.cpu\); it allows 2.5 cores"),
-        ({"cpu": "10"}, {"cpu": "9500m"}, r"0 of 3.*3 cores \(cpu\); it allows 10 cores, of which 9.5"),
+        ({"requests.cpu": "2500m"}, {"requests.cpu": "1"}, r"1 of 3.*3 cores \(requests.cpu\); it allows 2.5 cores"),
         ({"limits.memory": "2Gi"}, {"limits.memory": "0"}, r"2 of 3.*3.201 GB \(limits.memory\); it allows 2.147 GB"),
         ({"requests.nvidia.com/gpu": "1"}, {}, r"1 of 3 workers: they ask for 3 GPUs .*; it allows 1 GPU"),
-        ({"secrets": "10"}, {"secrets": "9"}, r"0 of 3 workers: they ask for 2 Secrets .* 9 Secrets are"),
     ],
-)  # fmt: skip
-def test_a_quota_that_would_refuse_a_worker_is_told_before_anything_starts(
+)
+def test_a_quota_that_is_too_small_refuses_before_anything_starts(
     site: Site, hard: dict[str, str], used: dict[str, str], words: str
 ) -> None:
     site.has["resourcequotas"] = [quota({"pods": "100", "requests.storage": "1"}, {"pods": "1"}), quota(hard, used)]
@@ -95,6 +90,52 @@ def test_a_quota_that_would_refuse_a_worker_is_told_before_anything_starts(
         site.shortages(*[Resources(cpu=1, memory=1, gpu=1)] * 3)
     assert re.search(words, str(told.value.message))
     assert "kubectl describe quota" in str(told.value.advice)
+
+
+@pytest.mark.parametrize(
+    ("hard", "used", "words"),
+    [
+        (
+            {"pods": "4"},
+            {"pods": "3"},
+            r"The quota tight of the namespace ml has room for 1 of 3 workers: they ask for 3 pods \(pods\); it allows "
+            r"4 pods, of which 3 pods are used\.",
+        ),
+        ({"cpu": "10"}, {"cpu": "9500m"}, r"0 of 3.*3 cores \(cpu\); it allows 10 cores, of which 9.5 cores are used"),
+        ({"secrets": "10"}, {"secrets": "9"}, r"0 of 3 workers: they ask for 2 Secrets .* 9 Secrets are"),
+    ],
+)
+def test_a_quota_that_is_used_up_is_told_and_refuses_a_launch(
+    site: Site, run: Run, hard: dict[str, str], used: dict[str, str], words: str
+) -> None:
+    site.has["resourcequotas"] = [quota(hard, used)]
+    (told,) = site.shortages(ONE, ONE, ONE)
+    assert re.search(words, told)
+    platform = KubernetesPlatform(image="my/image:1")
+    with pytest.raises(LaunchRefused, match=words):
+        platform.submit([run.spec(f"worker-{number}", resources=ONE) for number in range(3)], "key")
+    assert not [path for method, path, _ in site.fake.asked if method == "POST" and "/namespaces/ml/" in path]
+
+
+def test_what_dead_sessions_have_left_in_a_quota_is_removed_before_it_refuses_anybody(site: Site, run: Run) -> None:
+    gone = ".".join([*owner().split(".")[:3], "1", "1"])  # no process of this machine's ever was that
+    left = {"name": "p", "labels": {"muster/owner": "a"}, "annotations": {"muster/session": gone}}
+    site.has["pods"] = [{"metadata": left, "spec": {}, "status": {"phase": "Pending"}}]
+    site.has["resourcequotas"] = [quota({"pods": "1"}, {"pods": "1"})]
+    answer = site.fake.otherwise
+
+    def removes(method: str, path: str) -> Answer:
+        if method == "DELETE" and path.endswith("/pods/p"):
+            site.has["pods"], site.has["resourcequotas"] = [], [quota({"pods": "1"}, {"pods": "0"})]
+        if method == "POST":
+            return Answer(201, {"metadata": {"name": "x", "uid": "u"}, "status": {"allowed": True}})
+        return answer(method, path)
+
+    site.fake.otherwise = removes
+    platform = KubernetesPlatform(image="my/image:1")
+    assert len(platform.shortages([ONE])) == 1
+    assert len(platform.submit([run.spec(resources=ONE, scratch=Path(symbol("scratch")))], "key")) == 1
+    platform.close()
 
 
 def test_a_quota_with_room_for_all_refuses_nobody(site: Site) -> None:

@@ -56,21 +56,27 @@ class ClusterLimits:
     unknown: Sequence[str] = field(default_factory=list)
 
     def shortages(self, pods: Sequence[Object], *, is_queued: bool = False) -> list[str]:
-        """Return, in words, what workers ask for that no node has now, but that may come.
+        """Return, in words, the quotas that are used up, and what workers ask for that no node has now.
 
         Args:
             pods: the workers' pods, in launch order; equal ones may be the same object.
             is_queued: whether something else than the scheduler has to admit them, which may add nodes.
 
         Raises:
-            ResourceError: the cluster would refuse pods, or no node could ever take them.
+            ResourceError: the cluster would refuse pods at any time, or no node could ever take them.
             PlatformError: the cluster cannot be asked for more nodes.
         """
         different = [*{id(pod): pod for pod in pods}.values()]
         for pod in different:
             for container in _containers(pod):
                 self._check_range(pod, container)
-        self._check_quotas(pods)
+        for text, is_too_small in self._without_room(pods):
+            if is_too_small:
+                raise ResourceError(text, advice=FEWER)
+        return [*self.used_up(pods), *self._without_nodes(different, is_queued)]
+
+    def _without_nodes(self, different: Sequence[Object], is_queued: bool) -> list[str]:
+        """Return, in words, what no node has now, but may have. Raises ResourceError for what none ever will."""
         nodes, homeless = self._without_a_node(different)
         unlabelled = [text for pod in homeless if (text := _why_unselected(pod, nodes))]
         if unlabelled:
@@ -143,35 +149,38 @@ class ClusterLimits:
 
     # -- quotas -------------------------------------------------------------------------------------------------------
 
-    def _check_quotas(self, pods: Sequence[Object]) -> None:
-        """Raise ResourceError where a quota would refuse one of these pods."""
+    def used_up(self, pods: Sequence[Object]) -> list[str]:
+        """Return, in words, the quotas of which so much is used now that they would refuse one of these pods."""
+        return [text for text, is_too_small in self._without_room(pods) if not is_too_small]
+
+    def _without_room(self, pods: Sequence[Object]) -> Iterator[tuple[str, bool]]:
+        """Yield what each quota lacks that would refuse one of these pods, and whether it would with nothing used."""
         defaults = self._defaults()
         asked = {id(pod): _counted(pod, defaults) for pod in pods}
         for quota in self.quotas:
             hard, used = _hard_and_used(quota)
             total = {"secrets": Fraction(SECRETS), "count/secrets": Fraction(SECRETS)}
             fit: int | None = None
-            exceeded = _exceeded(total, hard, used)
             for number, pod in enumerate(pods):
                 if not counts(quota, pod):
                     continue
                 for resource, amount in asked[id(pod)].items():
                     total[resource] = total.get(resource, Fraction(0)) + amount
-                exceeded = exceeded or _exceeded(total, hard, used)
-                if exceeded and fit is None:
+                if fit is None and _exceeded(total, hard, used):
                     fit = number
-            if exceeded:
-                self._refuse_by_quota(quota, exceeded, total[exceeded], (fit or 0, len(pods)))
+            is_too_small = bool(_exceeded(total, hard, {}))
+            over = _exceeded(total, hard, {}) or _exceeded(total, hard, used)
+            if over:
+                yield self._why_no_room(quota, over, total[over], (fit or 0, len(pods))), is_too_small
 
-    def _refuse_by_quota(self, quota: Object, resource: str, asked: Fraction, room: tuple[int, int]) -> None:
+    def _why_no_room(self, quota: Object, resource: str, asked: Fraction, room: tuple[int, int]) -> str:
         hard, used = _hard_and_used(quota)
         name, (fit, workers) = quota["metadata"]["name"], room
-        raise ResourceError(
+        return (
             f"The quota {name} of the namespace {self.namespace} has room for {fit} of {workers} "
             f"worker{'' if workers == 1 else 's'}: {'it asks' if workers == 1 else 'they ask'} for "
             f"{in_words(resource, asked)} ({resource}); it allows {in_words(resource, hard[resource])}, of which "
-            f"{in_words(resource, used.get(resource, Fraction(0)))} are used.",
-            advice=FEWER,
+            f"{in_words(resource, used.get(resource, Fraction(0)))} are used."
         )
 
     def _of_quota(self, quota: Object) -> str:

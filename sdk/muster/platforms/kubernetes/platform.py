@@ -38,7 +38,7 @@ from muster.platforms.kubernetes.defaults import PodDefaults, find_defaults
 from muster.platforms.kubernetes.exec_stream import ExecStream, open_exec
 from muster.platforms.kubernetes.guard import POLL_SECONDS, PodGuard, is_on_a_node, remove_everything, secrets_of
 from muster.platforms.kubernetes.kubeconfig import find_access
-from muster.platforms.kubernetes.limits import ClusterLimits, read_limits
+from muster.platforms.kubernetes.limits import FEWER, ClusterLimits, read_limits
 from muster.platforms.kubernetes.refusals import asking
 from muster.platforms.kubernetes.tunnels import Tunnels, command_of
 from muster.platforms.parallel import at_once
@@ -219,18 +219,34 @@ class KubernetesPlatform(Platform):
             return self._known_limits().in_words()
 
     def shortages(self, wanted: Sequence[Resources]) -> list[str]:
-        """Return, in words, what no node has now that is as large as a worker asks for, where nodes may be listed.
+        """Return, in words, the quotas that are used up, and what no node has now, where this user may list these.
 
         Raises:
-            ResourceError: a quota or a limit of the namespace would refuse a worker, or no node could ever take it.
+            ResourceError: a quota or a limit of the namespace can never allow a worker, or no node could ever take it.
         """
-        setting = self._setting("shortages")
-        pod_of = {resources: pods.pod_of_size(resources, setting) for resources in dict.fromkeys(wanted)}
+        asked = self._pods_of(wanted)
         try:
-            limits = self._known_limits()
-            return limits.shortages([pod_of[each] for each in wanted], is_queued=bool(self.queue))
+            return self._known_limits().shortages(asked, is_queued=bool(self.queue))
         except PlatformError:  # the launch asks the cluster, too, and tells what is wrong
             return []
+
+    def _pods_of(self, wanted: Sequence[Resources]) -> list[dict[str, Any]]:
+        """Return the pods of workers with these resources, as far as the cluster's limits count them."""
+        setting = self._setting("shortages")
+        pod_of = {resources: pods.pod_of_size(resources, setting) for resources in dict.fromkeys(wanted)}
+        return [pod_of[each] for each in wanted]
+
+    def _check_room(self, wanted: Sequence[Resources]) -> None:
+        """Raise LaunchRefused where a quota is used up, by living pods, and ResourceError as ``shortages`` does."""
+        self.shortages(wanted)
+        left: list[str] = []
+        with contextlib.suppress(PlatformError):  # else the cluster itself refuses pods
+            left = self._known_limits().used_up(self._pods_of(wanted))
+            if left:
+                self._limits = None  # what dead sessions had left may be gone since
+                left = self._known_limits().used_up(self._pods_of(wanted))
+        if left:
+            raise LaunchRefused(left[0], advice=FEWER)
 
     def _known_limits(self) -> ClusterLimits:
         """Return the limits of the namespace as they were some seconds ago. Raises PlatformError."""
@@ -288,8 +304,8 @@ class KubernetesPlatform(Platform):
         if self._guard is None:
             self._check_rights(client, defaults.namespace)
             self._check_queue(client)
-            self.shortages([spec.resources for spec in specs])
             self._sweep(client, defaults.namespace)
+            self._check_room([spec.resources for spec in specs])
             self._guard = PodGuard(client.access, defaults.namespace, self._owner)
         made = [*pods.config_secrets(specs, setting)]
         self._secrets += [pods.name_of_agent(self._owner, run_key), *(each["metadata"]["name"] for each in made)]
