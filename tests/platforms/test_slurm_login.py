@@ -222,7 +222,7 @@ def test_after_a_login_that_ended_a_run_is_tried_again_by_another(project: Path,
     assert "attempt 2" in running.logs("worker-0")
 
 
-@pytest.mark.slow
+@pytest.mark.elsewhere  # it takes 38 s
 def test_a_network_that_goes_away_silently_is_noticed(project: Path, login: LoginMachine) -> None:
     running = started()
     login.switch(on=False)

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from muster.agent.owners import owner
 from muster.agent.places import symbol
 from muster.errors import LaunchRefused, ResourceError
 from muster.job import Resources
 from muster.platforms.kubernetes.limits import counts
 from muster.platforms.kubernetes.platform import KubernetesPlatform
-from muster.platforms.session_guard import owner
 
 from tests.platforms.kubernetes.fake_server import Answer, Fake, fake_kubeconfig, fake_server
 from tests.support import Run
