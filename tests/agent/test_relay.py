@@ -7,7 +7,10 @@ import socket
 import threading
 import time
 
+import pytest
 from muster.agent.relay import ROOM, TcpRelay
+
+from tests.support import eventually
 
 HERE = "127.0.0.1"
 MEGABYTES = os.urandom(8 << 20)
@@ -102,3 +105,40 @@ def test_an_end_of_either_side_is_the_others_soon() -> None:
                 other.settimeout(5)
                 assert other.recv(1) == b""
             assert time.monotonic() - began < 5
+
+
+def test_what_the_session_sends_is_a_sign_of_its_life() -> None:
+    with socket.create_server((HERE, 0)) as session:
+        relay = TcpRelay(HERE, session.getsockname())
+        began = relay.heard_at
+        with dial(relay) as agent, session.accept()[0] as far:
+            agent.sendall(b"x")
+            assert received(far, 1) == b"x"
+            assert relay.heard_at == began
+            far.sendall(b"y")
+            assert received(agent, 1) == b"y"
+            assert relay.heard_at > began
+
+
+def test_a_relay_that_is_closed_ends_its_connections_and_takes_no_others() -> None:
+    with socket.create_server((HERE, 0)) as session:
+        relay = TcpRelay(HERE, session.getsockname())
+        with dial(relay) as agent, session.accept()[0] as far:
+            relay.close()
+            far.settimeout(20)
+            assert received(agent, 1) == received(far, 1) == b""
+        with pytest.raises(ConnectionRefusedError):
+            dial(relay)
+
+
+def test_no_more_connections_are_taken_than_leave_room_for_other_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.agent.relay.MOST", 2)
+    with socket.create_server((HERE, 0)) as session:
+        relay = TcpRelay(HERE, session.getsockname())
+        with dial(relay), session.accept()[0]:
+            with dial(relay), session.accept()[0], dial(relay) as third:
+                assert received(third, 1) == b""
+            eventually(lambda: len(relay._sides) == 2, "there is room for one again")
+            with dial(relay) as fourth, session.accept()[0] as far:
+                fourth.sendall(b"x")
+                assert received(far, 1) == b"x"

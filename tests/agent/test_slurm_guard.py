@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from muster.agent import frames
@@ -49,6 +52,15 @@ class GuardProcess:
         assert self.process.stdin is not None
         self.process.stdin.write(frames.encode(request, **fields))
         self.process.stdin.flush()
+
+    def answers(self, count: int) -> list[dict[str, Any]]:
+        """Return its next answers."""
+        assert self.process.stdout is not None
+        decoder = frames.Decoder()
+        found: list[dict[str, Any]] = []
+        while len(found) < count:
+            found += decoder.feed(os.read(self.process.stdout.fileno(), 1 << 16))
+        return found
 
     def hangs_up(self) -> None:
         """End the login."""
@@ -105,6 +117,22 @@ def test_a_session_of_which_nothing_is_heard_any_more_counts_as_gone(fake: Stand
     guard = GuardProcess(fake, tmp_path, 0.5)
     guard.expect_clean()
     guard.ends()
+
+
+def test_a_session_that_sends_to_workers_is_not_taken_for_gone(fake: StandIn, tmp_path: Path) -> None:
+    guard = GuardProcess(fake, tmp_path, 0.5)
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as session:
+            guard.says("relay", address="127.0.0.1", host="127.0.0.1", port=session.getsockname()[1])
+            port = guard.answers(3)[-1]["port"]
+            with socket.create_connection(("127.0.0.1", port), timeout=20), session.accept()[0] as far:
+                for _ in range(30):
+                    far.sendall(b"a piece of a file")
+                    time.sleep(0.05)
+                assert guard.process.poll() is None
+        guard.expect_clean()
+    finally:
+        guard.ends()
 
 
 def test_a_request_that_is_none_is_refused(guard: GuardProcess) -> None:

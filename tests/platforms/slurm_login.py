@@ -41,7 +41,7 @@ USUAL = "/usr/bin:/bin"
 SETUP = """\
 mount -t tmpfs none {home}
 mkdir -p {homes} {home}/tmp /run/sshd
-printf '%s\n' 'export PATH="{path}"' > {profile}/.profile
+printf '%s\n' 'sleep 60 &' 'export PATH="{path}"' > {profile}/.profile
 unshare --net --uts sh -c "until ip link show eth0 >/dev/null 2>&1; do sleep 0.01; done; ip link set lo up
     ip addr add {address}/24 dev eth0; ip link set eth0 up; hostname {name}
     exec {sshd} -D -e -f {folder}/sshd_config" &

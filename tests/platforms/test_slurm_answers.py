@@ -36,7 +36,7 @@ from muster.platforms.slurm.commands import SlurmGone
 from muster.platforms.slurm.guard import JobGuard, clean_up
 from muster.platforms.slurm.platform import SlurmPlatform
 from muster.platforms.slurm.queue import Queue
-from muster.platforms.slurm.site import HERE, Site
+from muster.platforms.slurm.site import HERE, Here, Site
 from muster.platforms.slurm.states import state_of
 from muster.platforms.slurm.submissions import Submission, Task
 from muster.platforms.slurm.words import why_never, why_pending
@@ -708,6 +708,21 @@ def test_jobs_whose_end_nobody_waits_for_are_left_to_the_guard(
     eventually(lambda: "--me" in cluster.asked("scancel")[-1], "the guard cancels")
     os.kill(guard.pid, signal.SIGKILL)
     platform.close()
+
+
+def test_a_job_that_another_login_submits_than_the_one_with_the_guard_is_cancelled(cluster: StandIn, run: Run) -> None:
+    class Replaced(Here):
+        @property
+        def connection(self) -> object:
+            return len(cluster.asked("sbatch"))  # as if each submission went by another login
+
+    platform = SlurmPlatform()
+    platform.login, platform._site = "me@login1", Replaced()
+    platform._guard = JobGuard()
+    with pytest.raises(HostUnreachable, match="The login to me@login1 ended as the job was submitted"):
+        platform.submit([run.spec()], "key")
+    assert "--me --name=muster-" in cluster.asked("scancel")[-1]
+    platform._guard.close()
 
 
 def test_a_guard_removes_the_files_of_jobs_that_never_began(

@@ -29,12 +29,13 @@ class SlurmGuard(HostGuard):
         channel, folder: as of any guard at the far end of a login.
     """
 
-    requests = ("hello", "close", "slurm", "watch", "relay")
+    requests = ("hello", "close", "slurm", "watch", "relay", "end_relay")
 
     def __init__(self, channel: "PipeChannel", folder: str) -> None:
         super().__init__(channel, folder)
         self._labels: "list[str]" = []
         self._folders: "list[str]" = []
+        self._relays: "dict[int, TcpRelay]" = {}  # by port
 
     def run(self) -> None:
         """Serve until the login ends; then cancel the session's jobs, and remove their files."""
@@ -64,7 +65,21 @@ class SlurmGuard(HostGuard):
 
     def _do_relay(self, address: str, host: str, port: int) -> "dict[str, Any]":
         """Relay connections to a free port of this address, which is returned, to a host and port."""
-        return {"port": TcpRelay(address, (host, port)).port}
+        relay = TcpRelay(address, (host, port))
+        self._relays[relay.port] = relay
+        return {"port": relay.port}
+
+    def _do_end_relay(self, port: int) -> "dict[str, Any]":
+        """End the relay at this port, with all of its connections."""
+        relay = self._relays.pop(port, None)
+        if relay is not None:
+            relay.close()
+        return {}
+
+    def _end_if_idle(self) -> None:
+        """End where nothing has been heard of the session for some time, not even on its way to workers."""
+        self._heard_at = max([self._heard_at] + [relay.heard_at for relay in self._relays.values()])
+        super()._end_if_idle()
 
 
 def main(folder: str) -> None:

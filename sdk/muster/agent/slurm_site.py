@@ -11,6 +11,7 @@ import re
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 
 from .owners import is_left_behind, is_orphaned, owner
@@ -29,7 +30,7 @@ LARGEST_NEWS = 1 << 20  # bytes of what an agent has left for its platform
 LARGEST_OUTPUT = 1 << 23  # characters of what a command prints, or a file holds
 LARGEST_END = 16 << 10  # bytes that are read of the end of a job's output, which may be of any size
 LAST_SECONDS = 5.0  # that a task which is ended may take to write its last words
-PROFILE_SECONDS = 20.0  # that the user's startup files may take
+PROFILE_SECONDS = 10.0  # that the user's startup files may take, while the platform waits for twice as long
 
 
 # -- Slurm's commands -------------------------------------------------------------------------------------------------
@@ -87,10 +88,13 @@ def take_environment_of_a_terminal() -> None:
     shell = os.environ.get("SHELL") or "/bin/sh"
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         asked = [shell, "-l", "-c", "printf '\\0muster\\0'; env -0"]
-        done = subprocess.run(
-            asked, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=PROFILE_SECONDS
-        )
-        for line in done.stdout.partition(b"\0muster\0")[2].split(b"\0"):
+        with tempfile.TemporaryFile() as output:  # a pipe would stay open for what these files start in the background
+            subprocess.run(
+                asked, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL, timeout=PROFILE_SECONDS
+            )
+            output.seek(0)
+            printed = output.read()
+        for line in printed.partition(b"\0muster\0")[2].split(b"\0"):
             name, is_set, value = os.fsdecode(line).partition("=")
             if name and is_set:
                 os.environ[name] = value

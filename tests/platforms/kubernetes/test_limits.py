@@ -302,3 +302,19 @@ def test_a_submission_is_refused_too(site: Site, run: Run) -> None:
     with pytest.raises(ResourceError, match="asks for 4096 cores"):
         platform.submit([run.spec(resources=Resources(cpu=4096))], "key")
     assert not [path for method, path, _ in site.fake.asked if method == "POST" and "/namespaces/ml/" in path]
+
+
+def test_where_not_all_nodes_can_be_listed_nothing_is_said_of_them(site: Site) -> None:
+    site.has["nodes"] = [node(), node(cpu="64")]
+    answer = site.fake.otherwise
+    site.fake.otherwise = lambda method, path: (
+        Answer(500, {"message": "overloaded"}) if "continue=" in path else answer(method, path)
+    )
+    assert site.shortages(Resources(cpu=16, memory=1)) == []
+
+
+def test_who_may_not_see_whether_there_is_an_autoscaler_is_not_refused(site: Site) -> None:
+    site.has["nodes"] = [node()]
+    site.autoscaler = Answer(403, {"message": "cannot get"})
+    (text,) = site.shortages(Resources(cpu=16, memory=1))
+    assert "the workers wait, unless the cluster adds a larger one" in text

@@ -206,14 +206,11 @@ class ClusterLimits:
         return seen, left if seen else []
 
     def _pages(self) -> Iterator[Sequence[Object]]:
-        """Yield the nodes, page by page; nothing more where the cluster no longer knows the next page."""
+        """Yield the nodes, page by page. Raises PlatformError where the cluster does not give the next page."""
         yield self.nodes
         mark = self.more_nodes
         while mark:
-            try:
-                listed = self.client.get("/api/v1/nodes", **{"limit": A_PAGE, "continue": mark})
-            except ApiRefused:
-                return
+            listed = self.client.get("/api/v1/nodes", **{"limit": A_PAGE, "continue": mark})
             yield listed["items"]
             mark = str((listed.get("metadata") or {}).get("continue") or "")
 
@@ -238,7 +235,7 @@ class ClusterLimits:
         return f"Each worker asks for {all_of_it}; none of the cluster's {where} has all of that"
 
     def _may_grow(self) -> bool:
-        """Return whether the cluster, or the cloud that it runs in, may add nodes."""
+        """Return whether the cluster, or the cloud that it runs in, may add nodes, as far as this user can see."""
         for node in self.nodes:
             metadata, provider = node["metadata"], str(node.get("spec", {}).get("providerID") or "")
             marks = [*(metadata.get("labels") or {}), *(metadata.get("annotations") or {})]
@@ -248,8 +245,8 @@ class ClusterLimits:
                 return True
         try:
             self.client.get(AUTOSCALER)
-        except ApiRefused:
-            return False
+        except ApiRefused as refused:
+            return refused.code != HTTPStatus.NOT_FOUND  # else nobody knows
         return True
 
 

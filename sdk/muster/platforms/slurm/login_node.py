@@ -84,6 +84,10 @@ class LoginNode(Site):
         answer = self._logins.get(self.host).ask("relay", address=address, host=host, port=forwarded)
         return address, checked(answer, {"port": port}, self.host)["port"]
 
+    def end_relay(self, there: int) -> None:
+        """End the relay at this port of that machine. Raises PlatformError."""
+        self._logins.get(self.host).ask("end_relay", port=there)
+
     def hang_up(self) -> None:
         """End the login; the guard then removes what it still has to watch."""
         self._logins.close()
@@ -143,5 +147,9 @@ class LoginRelay(Relay):
         return [self._found[login]] * len(specs)
 
     def close(self) -> None:
-        """Forget the address: the relay ends with the login."""
+        """End the relay, unless it has ended with its login."""
+        found = self._found.pop(self._site.connection, None)
         self._found.clear()
+        if found is not None:
+            with contextlib.suppress(PlatformError):
+                self._site.end_relay(found[1])

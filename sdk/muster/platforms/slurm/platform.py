@@ -46,7 +46,7 @@ from muster.text.arguments import Argument, ArgumentText
 
 END_SECONDS = 10.0  # time that cancelled jobs may take to end
 KILL_SECONDS = 15.0  # time that the step may take that signals the tasks on a node to end
-AT_ONCE = 8  # such steps at the same time
+AT_ONCE = 8  # such steps at the same time; a login node runs one after the other
 CHECK_SECONDS = 0.05  # between two checks whether cancelled tasks have ended
 LOGIN_ADVICE = "run again; `ssh HOST` must stay connected for as long as the run, so run it where the network stays up"
 STRANGER = "This platform does not know the worker."
@@ -307,8 +307,11 @@ class SlurmPlatform(Platform):
             # It counts nodes that are drained or down as if they were not there. Jobs that are submitted wait for them.
             if not any(node.is_out_of_service for node in self._nodes_now()):
                 raise
+        made.connection = self._site.connection
         try:
             out = self._site.ask("sbatch", "--parsable", given=text, what=what, worker=worker, without=without)
+            if self._is_lost(made):
+                raise HostUnreachable(f"The login to {self.login} ended as the job was submitted.", advice=LOGIN_ADVICE)
             return made.submitted(job_of(out))
         except BaseException:  # there may be a job all the same, as an answer can be lost
             self._may_be_left = True  # even after the cancellation: the controller may accept the job later
@@ -359,6 +362,7 @@ class SlurmPlatform(Platform):
             except HostUnreachable:
                 if not self._is_lost(made):
                     raise
+        self._may_be_left = True  # the guard of that login may have been killed
         reason = (
             f"The login to {self.login}, through which its agent reached this session, has ended: its job is cancelled."
         )

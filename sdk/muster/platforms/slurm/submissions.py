@@ -123,7 +123,6 @@ class Submission:
     def submitted(self, job: str, *, is_step: bool = False) -> list[str]:
         """Record the job, for other processes as well, and return the workers' handles. Raises OSError."""
         self.job, self.known_at, self.is_step = job, time.monotonic(), is_step
-        self.connection = self.site.connection
         facts = {"job": job, "names": self.names, "logs": self.logs, "parts": self.parts, "is_step": is_step}
         self.site.write(self.folder, {JOB: json.dumps(facts)})
         return self.handles
