@@ -8,6 +8,7 @@ connected, and from then on those of a minute.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -93,7 +94,10 @@ def simulated(workers: int, seconds: float) -> Asked:
 def requests_of(platform: KubernetesPlatform, workers: int, seconds: float, asked: Callable[[], int]) -> Asked:
     """Return the requests of a launch, and those a second within ``seconds`` seconds, once all are connected."""
     job = Job(None, workers, resources=Resources(0.1, 0.1))
-    with Cluster(job, strategy=Idle(), platform=platform, timeout_seconds=START_SECONDS):
+    with (
+        contextlib.closing(platform),
+        Cluster(job, strategy=Idle(), platform=platform, timeout_seconds=START_SECONDS),
+    ):
         launch = asked()
         while asked() == launch:  # begin just after a request, or a short time could seem to have one too many
             time.sleep(0.01)
