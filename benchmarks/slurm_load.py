@@ -78,7 +78,10 @@ def simulated(workers: int, seconds: float) -> float:
 def asked_a_second(platform: SlurmPlatform, workers: int, seconds: float, asked: Callable[[], Sequence[str]]) -> float:
     """Return the commands a second within ``seconds`` seconds, once all workers are connected."""
     job = Job(None, workers, resources=Resources(1, 0.1))
-    with Cluster(job, strategy=Idle(), platform=platform, timeout_seconds=START_SECONDS):
+    with (
+        contextlib.closing(platform),
+        Cluster(job, strategy=Idle(), platform=platform, timeout_seconds=START_SECONDS),
+    ):
         before = len(asked())
         while len(asked()) == before:  # begin just after a command, or a short time could seem to have one too many
             time.sleep(0.01)
