@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from muster.agent.claims import claim, claim_cores, core_numbers
+from muster.agent.claims import claim, claim_cores, claim_memory, claimed_memory, core_numbers
 from muster.errors import LaunchRefused, ResourceError
 from muster.job import Resources
 from muster.platforms import machine
@@ -160,3 +160,13 @@ def test_nothing_stays_claimed_where_no_descriptor_is_left_for_the_rest() -> Non
     for held in again:
         assert held is not None
         held.close()
+
+
+def test_memory_is_claimed_for_others_to_see_and_may_be_claimed_twice() -> None:
+    amount = 10**14 + os.getpid()  # which no other test claims at the same time
+    first, second = claim_memory(amount), claim_memory(amount)
+    assert claimed_memory() >= 2 * amount
+    first.close()
+    assert amount <= claimed_memory() < 2 * amount
+    second.close()
+    assert claimed_memory() < amount

@@ -145,6 +145,23 @@ def test_workers_that_cannot_dial_the_session_come_through_ssh(start: Start, hos
         hosts.hosts["h2"].run(f"iptables -D {deny}")
 
 
+def test_memory_that_others_have_claimed_on_a_host_is_told(start: Start, hosts: Network) -> None:
+    cluster = start(memory=2)
+    eventually(lambda: cluster.is_running and "on h" in cluster.logs("worker-1"), "both workers run", timeout=60)
+    other = HostsPlatform(hosts=("h1:1", "h3:1"))
+    try:
+        most = other._logins.get("h1").facts["memory"] // 10**9
+        said = (
+            f"1 x {most} GB on h1, which has .* GB, of which other workers have claimed 2.0 GB: if the workers use all"
+        )
+        (text,) = other.shortages([Resources(memory=most)] * 2)
+        assert re.match(said, text)
+        cluster.stop()
+        eventually(lambda: not other.shortages([Resources(memory=most)] * 2), "the claims end with the workers")
+    finally:
+        other.close()
+
+
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 

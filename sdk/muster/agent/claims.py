@@ -1,15 +1,19 @@
-"""Exclusive claims of workers on cores and GPUs, among all users of this machine.
+"""Claims of workers on cores, GPUs and memory, among all users of this machine; those on cores and GPUs are exclusive.
 
 A claim is the name of a Unix socket in the abstract namespace, which all processes of the machine share, whoever's they
 are, except for those in containers with a network of their own. It leaves no file, and the kernel releases it with the
 last process that holds the socket, so that no claim outlives its holder.
 """
 
+import contextlib
 import errno
 import os
+import re
 import socket
 
 CORE = "core-"  # begins the name of a core, as GPUs have names of their own
+MEMORY = "memory-"  # begins the name of some memory, of which the bytes follow, and what makes the name unique
+CLAIMED_MEMORY = re.compile(r" @muster-claim-memory-(\d{1,15})-[0-9a-f]+$", re.MULTILINE)  # in /proc/net/unix
 
 
 class Claim:
@@ -81,3 +85,17 @@ def claim_cores(cores: "list[int]", wanted: "list[float]") -> "list[Claim]":
 def core_numbers(claim: Claim) -> "list[int]":
     """Return the numbers of the cores in a claim."""
     return [int(name[len(CORE) :]) for name in claim.devices]
+
+
+def claim_memory(amount: int) -> Claim:
+    """Claim bytes of memory. There may be claims on more than there is, unlike on devices. Raises OSError."""
+    taken = Claim()
+    taken.add("{}{}-{}".format(MEMORY, amount, os.urandom(8).hex()))
+    return taken
+
+
+def claimed_memory() -> int:
+    """Return the bytes of memory that are claimed by all workers on this machine; 0 where that cannot be seen."""
+    with contextlib.suppress(OSError), open("/proc/net/unix", errors="replace") as file:
+        return sum(map(int, CLAIMED_MEMORY.findall(file.read())))
+    return 0

@@ -16,7 +16,7 @@ import time
 
 from . import agent, frames, linux
 from .channels import SocketChannel
-from .claims import Claim, claim, claim_cores, core_numbers
+from .claims import Claim, claim, claim_cores, claim_memory, core_numbers
 from .guard_clients import GuardClients, guard_address
 from .leftovers import SECONDS, Leftovers, kill_all, kill_descendants
 from .loop import Loop
@@ -172,16 +172,17 @@ class Guard:
         why_cold = self._templates.reason_against(workers[0].get("imports")) if workers else ""
         common["cold"] = why_cold or ""
         for config in workers:
-            gpus = None
+            claimed = [cores[len(started)]]
             try:
                 gpus = self._claim_gpus(claims, config["gpu"])
                 if gpus is None:
                     raise OSError("too few GPUs are free; other clusters may have them")
+                claimed.append(gpus)
+                claimed.append(self._claim_memory(config["memory"]))
                 forks = len(workers) if why_cold is None else 0
-                claimed = [cores[len(started)], gpus]
                 started.append(self._start_agent(dict(config, **common), claimed, forks))
             except OSError as error:
-                for held in cores[len(started) :] + ([gpus] if gpus else []):
+                for held in claimed + cores[len(started) + 1 :]:
                     held.close()
                 for worker in started:
                     self._stop(worker)
@@ -212,6 +213,10 @@ class Guard:
     def _claim_gpus(self, claims: "dict[str, Any]", count: int) -> "Claim | None":
         """Claim ``count`` GPUs for one worker alone; return None where fewer are free. Raises OSError."""
         return claim(claims["gpus"], count)
+
+    def _claim_memory(self, amount: int) -> Claim:
+        """Claim bytes of memory for one worker, so that others know of them. Raises OSError."""
+        return claim_memory(amount)
 
     def _start_agent(self, config: "dict[str, Any]", claims: "list[Claim]", warm: int) -> GuardedWorker:
         """Fork an agent: from the template if ``warm``, the number of its agents, is not 0, and else from the guard.

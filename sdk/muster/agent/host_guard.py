@@ -15,6 +15,7 @@ import time
 
 from . import frames, hardware, linux
 from .channels import PipeChannel
+from .claims import claimed_memory
 from .guard import Guard, GuardedWorker
 from .guard_clients import guard_address
 from .ssh_server import find_sshd
@@ -44,7 +45,7 @@ class HostGuard(Guard):
         folder: the folder with everything that its workers need here; it is removed with the guard.
     """
 
-    requests = (*Guard.requests, "hello", "dial", "run", "ask_guard", "log")
+    requests = (*Guard.requests, "hello", "dial", "run", "ask_guard", "log", "claimed")
 
     def __init__(self, channel: PipeChannel, folder: str) -> None:
         super().__init__(channel)
@@ -93,6 +94,10 @@ class HostGuard(Guard):
             "address": server,
             "route": _usual_address(),
         }
+
+    def _do_claimed(self) -> "dict[str, Any]":
+        """Return the bytes of memory that all workers on this host have claimed, whoever's they are."""
+        return {"memory": claimed_memory()}
 
     def _do_dial(self, host: str, port: int, word: str, limit: float) -> "dict[str, Any]":
         """Try whether the session can be reached: it must answer with ``word``, which only it knows."""

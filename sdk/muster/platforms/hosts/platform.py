@@ -14,6 +14,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from muster.agent.fields import whole
 from muster.agent.host_guard import LOG_PIECE
 from muster.agent.project import CACHE_BYTES
 from muster.errors import HostUnreachable, JobError, LaunchRefused, MusterError, PlatformError, ResourceError
@@ -30,7 +31,7 @@ from muster.platforms.base import (
     gpus_in_words,
     memory_in_words,
 )
-from muster.platforms.guard_answers import workers_of
+from muster.platforms.guard_answers import checked, workers_of
 from muster.platforms.hosts.failures import together
 from muster.platforms.hosts.hostfile import NAME, parse_hosts
 from muster.platforms.hosts.login import Login
@@ -171,7 +172,9 @@ class HostsPlatform(Platform):
         found: list[str] = []
         left = iter(wanted)
         for host, here in _shares(self._slots, len(wanted)).items():
-            found += _shortages_on(self._logins.get(host), [*islice(left, here)])
+            login = self._logins.get(host)
+            claimed = checked(login.ask("claimed"), {"memory": whole(0)}, host)["memory"]
+            found += _shortages_on(login, [*islice(left, here)], claimed)
         return found
 
     # -- workers ------------------------------------------------------------------------------------------------------
@@ -404,8 +407,12 @@ def _shares(slots: Mapping[str, int], workers: int) -> dict[str, int]:
     return {host: share for host, share in found.items() if share}
 
 
-def _shortages_on(login: Login, wanted: Sequence[Resources]) -> list[str]:
-    """Return the shortages on a host, in words. Raises ResourceError for what it could never grant."""
+def _shortages_on(login: Login, wanted: Sequence[Resources], claimed: int = 0) -> list[str]:
+    """Return the shortages on a host, in words. Raises ResourceError for what it could never grant.
+
+    Args:
+        claimed: bytes of memory that other workers there have claimed, whoever's they are.
+    """
     host, facts = login.host, login.facts
     cores, memory, gpus = facts["cores"], facts["memory"], len(facts["gpus"])
     for resources in dict.fromkeys(wanted):
@@ -419,9 +426,10 @@ def _shortages_on(login: Login, wanted: Sequence[Resources]) -> list[str]:
     found = []
     if sum(resources.cpu for resources in wanted) > cores:
         found.append(f"{cores_in_words(wanted)} on {host}, which has {cores}: they share them, and each is slower.")
-    if sum(resources.memory_bytes for resources in wanted) > memory:
+    if sum(resources.memory_bytes for resources in wanted) + claimed > memory:
+        others = f", of which other workers have claimed {claimed / 1e9:.1f} GB" if claimed else ""
         found.append(
-            f"{memory_in_words(wanted)} on {host}, which has {memory / 1e9:.1f} GB: "
+            f"{memory_in_words(wanted)} on {host}, which has {memory / 1e9:.1f} GB{others}: "
             "if the workers use all of theirs, its system ends some."
         )
     return found
