@@ -64,6 +64,7 @@ SHARED = {
     "tests/platforms/kubernetes/test_disruptions.py": "kubernetes",
     "tests/platforms/kubernetes/test_inside.py": "kubernetes",
     "tests/platforms/kubernetes/test_kubernetes.py": "kubernetes",
+    "tests/platforms/kubernetes/test_many.py": "kubernetes",
     "tests/platforms/kubernetes/test_pools.py": "kubernetes",
     "tests/platforms/kubernetes/test_recovery.py": "kubernetes",
     "tests/platforms/kubernetes/test_rights.py": "kubernetes",
