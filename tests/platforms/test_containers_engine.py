@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from docker.errors import APIError
 from muster.agent.owners import is_orphaned, owner
 from muster.agent.places import symbol
 from muster.errors import PlatformUnsupported
@@ -23,6 +24,7 @@ from muster.job import Status, Worker
 from muster.platforms.containers import platform as module
 from muster.platforms.containers import states, worker
 from muster.platforms.containers.engine import candidates, connect
+from muster.platforms.containers.guard import containers_with
 from muster.platforms.containers.images import outermost, own_folders, pull, tiny_archive
 from muster.platforms.containers.network import free_subnet
 from muster.platforms.containers.platform import ContainersPlatform
@@ -172,6 +174,35 @@ def test_only_what_is_certainly_left_of_this_users_is_swept() -> None:
     others = [*gone[:2], str(os.getuid() + 1), *gone[3:]]  # this process may not see other users' processes
     for label in (owner(), ".".join(others), ".".join([*gone[:-2], "a", "b"]), "1.2", ""):
         assert not is_orphaned(label)
+
+
+@pytest.mark.parametrize(
+    ("said", "times", "is_listed"),
+    [
+        ("read /proc/24731/cgroup: no such process", 2, True),
+        ("open /proc/24731/cgroup: no such file or directory", 2, True),
+        ("read /proc/24731/cgroup: no such process", 1000, False),
+        ("database is locked", 2, False),
+    ],
+)
+def test_an_engine_that_stumbles_over_a_process_that_ends_is_asked_again(
+    said: str, times: int, is_listed: bool
+) -> None:
+    asked: list[Any] = []
+
+    def containers(**options: Any) -> list[dict[str, Any]]:
+        asked.append(options)
+        if len(asked) < times:
+            raise APIError("500 Server Error", explanation=said)
+        return [{"Id": "1"}]
+
+    client = SimpleNamespace(containers=containers)
+    if is_listed:
+        assert containers_with(client, "muster.worker") == [{"Id": "1"}]
+    else:
+        with pytest.raises(APIError):
+            containers_with(client, "muster.worker")
+        assert len(asked) < 10
 
 
 def test_the_tiny_image_is_the_same_each_time() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from muster.platforms.session_guard import SessionGuard, serve
 from muster.records.scratch import claim, sweep
 
 OWNER = "muster.owner"  # label of all that a platform object makes: session_guard.owner() and a random suffix
+MOST_LISTINGS = 5
+ENDING = re.compile(r"/proc/\d+/\S+: no such (?:process|file)", re.IGNORECASE)  # in an error of Podman's
 HOMES = "muster-containers-"  # prefix of the folders with the homes of an owner's containers
 
 
@@ -46,6 +49,27 @@ class ContainerGuard(SessionGuard):
         super().__init__(__name__, {"url": url, "label": label})
 
 
+def containers_with(client: Any, label: str) -> list[dict[str, Any]]:
+    """Return the containers that have a label, or a label of this value, as the engine lists them; ended ones, too.
+
+    Podman lists none where a process of any container ends at that very moment: it is then asked again.
+
+    Raises:
+        APIError, RequestException: the engine fails to.
+    """
+    from docker.errors import APIError
+
+    left = MOST_LISTINGS
+    while True:
+        try:
+            found: list[dict[str, Any]] = client.containers(all=True, filters={"label": [label]})
+            return found
+        except APIError as error:
+            left -= 1
+            if not left or not ENDING.search(str(error.explanation)):
+                raise
+
+
 def remove_everything(client: Any, label: str) -> None:
     """Remove the containers with an owner's label, running ones too, with their volumes; then its networks and homes.
 
@@ -54,11 +78,11 @@ def remove_everything(client: Any, label: str) -> None:
     """
     from docker.errors import NotFound
 
-    filters = {"label": [f"{OWNER}={label}"]}
-    for container in client.containers(all=True, filters=filters):
+    of_owner = f"{OWNER}={label}"
+    for container in containers_with(client, of_owner):
         with contextlib.suppress(NotFound):
             client.remove_container(container["Id"], force=True, v=True)
-    for network in client.networks(filters=filters):
+    for network in client.networks(filters={"label": [of_owner]}):
         with contextlib.suppress(NotFound):
             client.remove_network(network["Id"])
     remove_folder(homes_of(label))

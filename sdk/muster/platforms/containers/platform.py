@@ -26,6 +26,7 @@ from muster.platforms.containers.gpus import GpuClaims
 from muster.platforms.containers.guard import (
     OWNER,
     ContainerGuard,
+    containers_with,
     make_homes,
     remove_everything,
     remove_orphaned_homes,
@@ -257,7 +258,7 @@ class ContainersPlatform(Platform):
             return known
         engine = self._engine()
         with asking(engine, "The containers could not be listed"):
-            listed = engine.client.containers(all=True, filters={"label": ["muster.worker"]})
+            listed = containers_with(engine.client, "muster.worker")
         entries = {str(name).lstrip("/"): entry for entry in listed for name in entry.get("Names") or []}
         found = [self._seen(engine, worker, entries.get(worker.id)) for worker in known]
         self._gpus.release(worker.id for worker in found if worker.status.is_final)
@@ -374,8 +375,9 @@ class ContainersPlatform(Platform):
     def _sweep(engine: Engine) -> None:
         """Remove the containers, networks and homes of sessions that were killed together with their guards."""
         with asking(engine, "The containers could not be listed"):
-            filters = {"label": [OWNER]}
-            found = [*engine.client.containers(all=True, filters=filters), *engine.client.networks(filters=filters)]
+            found = [
+                *containers_with(engine.client, OWNER), *engine.client.networks(filters={"label": [OWNER]}),
+            ]  # fmt: skip
             for label in {(entry.get("Labels") or {}).get(OWNER, "") for entry in found}:
                 if is_orphaned(label.rpartition(".")[0]):
                     remove_everything(engine.client, label)
