@@ -15,7 +15,7 @@ import time
 
 from . import frames, hardware, linux
 from .channels import PipeChannel
-from .claims import claimed_memory
+from .claims import Claim, claim_memory, claimed_memory
 from .guard import Guard, GuardedWorker
 from .guard_clients import guard_address
 from .ssh_server import find_sshd
@@ -139,6 +139,10 @@ class HostGuard(Guard):
             claims={"cores": hardware.cores(), "gpus": hardware.gpus()},
             sshd=find_sshd() if any(config["ssh"] for config in workers) else None,
         )
+
+    def _claim_memory(self, amount: int) -> Claim:
+        """Claim bytes of memory for one worker, for all users of this host to see. Raises OSError."""
+        return claim_memory(amount)
 
     def _do_log(self, id: str, offset: int) -> "dict[str, Any]":
         """Return a piece of a worker's log from an offset in its two files together, of which the older comes first."""

@@ -83,10 +83,6 @@ class WorkerGuard(Guard):
         own.devices = claims["gpus"][:count]
         return own if len(own.devices) == count else None
 
-    def _claim_memory(self, amount: int) -> Claim:
-        """Return an empty claim: the pool's worker has claimed its memory."""
-        return Claim()
-
     def _close_inherited(self) -> None:
         super()._close_inherited()
         nothing = os.open(os.devnull, os.O_RDWR)
