@@ -215,7 +215,7 @@ class Guard:
         return claim(claims["gpus"], count)
 
     def _claim_memory(self, amount: int) -> Claim:
-        """Return a claim on bytes of memory for one worker: here an empty one, as nobody asks for it. Raises OSError."""
+        """Return a claim on bytes of memory for one worker: here none, as nobody asks for it. Raises OSError."""
         return Claim()
 
     def _start_agent(self, config: "dict[str, Any]", claims: "list[Claim]", warm: int) -> GuardedWorker:
