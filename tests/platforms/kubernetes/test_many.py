@@ -9,7 +9,7 @@ from tests.platforms.kubernetes.space import Space
 COUNT = 100
 
 
-@pytest.mark.elsewhere  # it takes a minute
+@pytest.mark.elsewhere  # it takes some minutes
 def test_a_hundred_pods_run_a_script(space: Space) -> None:
     script = "import os\nprint('worker', os.environ['MUSTER_WORKER'], flush=True)\n"
     # Of less the kernel gives an agent, too, only a share, while it starts; two cores have no more for a hundred.
