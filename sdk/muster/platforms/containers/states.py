@@ -17,7 +17,7 @@ from muster.platforms.containers.engine import Engine
 from muster.platforms.containers.refusals import asking
 
 LARGEST_LINE = 16 << 10  # bytes that are read of a container's last line
-WORDS_SECONDS = 1.0  # time that an engine may take to store the last output of a container that has ended
+WORDS_SECONDS = 5.0  # longest time that an engine may take to store the last output of a container that has ended
 CANNOT_EXECUTE = "failed to exec"  # printed by Podman's init, which then exits with status 1
 NOT_EXECUTABLE, NO_PROGRAM = 126, 127  # exit statuses of an init that cannot start the program
 SIGTERM_STATUS, SIGKILL_STATUS = 128 + signal.SIGTERM, 128 + signal.SIGKILL
@@ -111,7 +111,7 @@ def _last_words(engine: Engine, name: str) -> str:
     """
     deadline = time.monotonic() + WORDS_SECONDS
     while not (words := _last_line(engine, name)) and time.monotonic() < deadline:
-        time.sleep(WORDS_SECONDS / 10)
+        time.sleep(WORDS_SECONDS / 50)
     return words
 
 
