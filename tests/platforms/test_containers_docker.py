@@ -108,6 +108,7 @@ def test_a_daemon_that_is_stopped_takes_its_containers_along(docker: Docker) -> 
         assert "the platform cannot be asked: Docker does not answer at unix://" in str(raised.value)
     finally:
         docker.start()
+    eventually(lambda: docker.left_behind() == [], "the guard has removed what could not be removed before", timeout=60)
 
 
 @pytest.fixture
