@@ -230,6 +230,7 @@ def test_the_configuration() -> None:
     lines = sshd_config(config, "127.1.2.3", 2222, "/s c/ssh").splitlines()
     assert "ListenAddress 127.1.2.3" in lines
     assert "PerSourcePenalties no" in lines
+    assert "KexAlgorithms -sntrup761*" in lines
     assert len([line for line in lines if line.startswith("SetEnv")]) == 1
     assert lines[-1].startswith("ForceCommand exec ")
     assert lines[-1].endswith("'/s c/agent.sock'")
@@ -237,6 +238,7 @@ def test_the_configuration() -> None:
     config["environ"] = {"LD_LIBRARY_PATH": "/li b"}
     text = sshd_config(config, "127.1.2.3", 2222, "/s")
     assert "PerSourcePenalties no" not in text
+    assert "KexAlgorithms" not in text
     assert "ForceCommand exec env 'LD_LIBRARY_PATH=/li b' " in text
 
 

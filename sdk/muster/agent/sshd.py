@@ -195,12 +195,24 @@ def sshd_config(config: "dict[str, Any]", address: str, port: int, folder: str) 
         address=address,
         folder=folder,
         user=pwd.getpwuid(os.geteuid()).pw_name,
-        # From 9.8 on sshd blocks addresses for a while that it finds suspicious, such as one shared by many workers.
-        extra="PerSourcePenalties no\n" if version_of(config["sshd"]["version"]) >= (9, 8) else "",
+        extra=_extra(version_of(config["sshd"]["version"])),
         run=config["run_id"],
         worker=config["name"],
         entry=" ".join(_quoted(word) for word in entry),
     )
+
+
+def _extra(version: "tuple[int, int]") -> str:
+    """Return the lines of sshd_config for what only newer versions know."""
+    lines = ""
+    if version >= (9, 0):
+        # Its default costs the client 0.1 s of a core for each login, and so for each rank. Without it they agree on
+        # X25519, as TLS does between agents and session, or from 9.9 on on ML-KEM with X25519, which is quick.
+        lines += "KexAlgorithms -sntrup761*\n"
+    if version >= (9, 8):
+        # It blocks addresses for a while that it finds suspicious, such as one shared by many workers.
+        lines += "PerSourcePenalties no\n"
+    return lines
 
 
 def version_of(text: str) -> "tuple[int, int]":
