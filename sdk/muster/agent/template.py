@@ -98,6 +98,7 @@ def _import_everything(wanted: "list[str]") -> "tuple[warm.Template, dict[str, S
         raise Unsafe("its imports handle signals")
     _refuse_what_forks_would_lose(files)
     stamps = _stamps(began_at)
+    warm.get_ready()
     if hasattr(gc, "freeze"):
         gc.freeze()
     changed = {name: os.environ.get(name) for name in set(before) | set(os.environ)}

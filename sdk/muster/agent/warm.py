@@ -32,7 +32,7 @@ MARKED = ("MUSTER_RUN_ID", "MUSTER_PROCESS")
 IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFSZ")
 ENDED_BY_PYTHON = ("sys", "builtins", "__main__")  # modules that have a clean-up of their own
 
-_imported: "dict[str, ModuleType]" = {}  # the template's modules, in a fork of it
+_imported: "dict[str, ModuleType]" = {}  # the template's modules, in the template and in forks of it
 
 
 class Template:
@@ -75,6 +75,15 @@ class Template:
             if hidden:
                 return "{} has a module {}, as the interpreter has".format(folder, sorted(hidden)[0])
         return None
+
+
+def get_ready() -> None:
+    """Do in a template what its forks would do alike: each would copy the memory that it writes to.
+
+    Modules that have been found are remembered, and what importlib has noted about folders is forgotten.
+    """
+    _imported.update((name, module) for name, module in sys.modules.items() if name not in ENDED_BY_PYTHON)
+    importlib.invalidate_caches()
 
 
 def starts_script(argv: "list[str]") -> bool:
@@ -149,7 +158,6 @@ def become(template: Template, argv: "list[str]", env: "dict[str, str]") -> None
         argv: the command line; the template has no reason against it.
         env: the whole environment.
     """
-    _imported.update((name, module) for name, module in sys.modules.items() if name not in ENDED_BY_PYTHON)
     _close_what_exec_closes(template.files)
     env = dict(env)
     for name, value in template.changed.items():
@@ -165,7 +173,6 @@ def become(template: Template, argv: "list[str]", env: "dict[str, str]") -> None
     sys.orig_argv = list(argv)  # from Python 3.10 on
     path = list(dict.fromkeys(folder or os.getcwd() for folder in _python_path(env)))
     sys.path[:] = [os.path.dirname(argv[2])] + path + [folder for folder in template.path if folder not in path]
-    importlib.invalidate_caches()
     _forget_chance()
     if hasattr(gc, "freeze"):
         gc.freeze()
