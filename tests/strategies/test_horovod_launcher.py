@@ -35,16 +35,16 @@ LOGINS = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
 import horovod_launcher
-if __name__ == "__main__":
-    horovod_launcher.use_the_librarys_distutils()
-    from horovod.runner import launch
-    horovod_launcher.fork_what_logs_in()
-    from horovod.runner.common.util import safe_shell_exec
-    show = "tr '\\\\0' ' ' < /proc/$PPID/cmdline; echo; exit 7"
-    code = safe_shell_exec.execute(show)
-    print(code, "setuptools" in sys.modules, os.listdir("."), flush=True)
-    safe_shell_exec.execute("echo $$; exec sleep 100")
-"""
+horovod_launcher.start_fork_server()
+horovod_launcher.use_the_librarys_distutils()
+from horovod.runner import launch
+horovod_launcher.fork_what_logs_in()
+from horovod.runner.common.util import safe_shell_exec
+show = "tr '\\\\0' ' ' < /proc/$PPID/cmdline; echo; exit 7"
+code = safe_shell_exec.execute(show)
+print(code, "setuptools" in sys.modules, os.listdir("."), flush=True)
+safe_shell_exec.execute("echo $$; exec sleep 100")
+"""  # a login that imported it once more would log in itself
 
 
 @pytest.fixture

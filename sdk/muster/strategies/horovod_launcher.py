@@ -11,6 +11,7 @@ keeps none, all are taken to be, as where agents start the ranks.
 import argparse
 import ctypes
 import errno
+import importlib
 import json
 import multiprocessing
 import multiprocessing.forkserver
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from typing import Any  # noqa: F401  (type comments)
 
 PR_SET_PDEATHSIG = 1
+WHAT_LOGS_IN = "horovod.runner.common.util.safe_shell_exec"
 LONGEST = 75  # characters of the folder in which the fork server makes its socket, whose path must be below 108
 
 
@@ -38,6 +40,7 @@ def main():
     if os.getppid() != parent:
         sys.exit("the session has ended")
 
+    start_fork_server()
     use_the_librarys_distutils()
     import horovod
     from horovod.runner import launch
@@ -87,24 +90,29 @@ def use_the_librarys_distutils():
         shim.remove_shim()
 
 
-def fork_what_logs_in():
+def start_fork_server():
     # type: () -> None
-    """Make the process that horovodrun starts for each login a fork, instead of a new interpreter.
+    """Start the server from which the processes that log in are forked, and which makes its imports meanwhile.
 
-    It is forked from a server without threads, which ends with this process, and listens in this run's own folder.
+    It has no threads, ends with this process, and listens in this run's own folder.
     """
-    from horovod.runner.common.util import safe_shell_exec
-
     folder = os.getcwd()
     while len(folder) > LONGEST:  # the parent folders belong to this worker, too
         folder = os.path.dirname(folder)
     tempfile.tempdir = folder
     # Some releases of Python 3.9 to 3.11 would listen where everybody on the machine can connect.
     setattr(multiprocessing.util, "abstract_sockets_supported", False)  # noqa: B010  it is Final
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([safe_shell_exec.__name__])
+    multiprocessing.get_context("forkserver").set_forkserver_preload([WHAT_LOGS_IN])
     multiprocessing.forkserver.ensure_running()
-    safe_shell_exec.multiprocessing = types.SimpleNamespace(get_context=lambda method: context)
+    del sys.modules["__main__"].__file__  # else each fork would import this program once more
+
+
+def fork_what_logs_in():
+    # type: () -> None
+    """Make the process that horovodrun starts for each login a fork, instead of a new interpreter."""
+    what_logs_in = importlib.import_module(WHAT_LOGS_IN)  # type: Any
+    context = multiprocessing.get_context("forkserver")
+    what_logs_in.multiprocessing = types.SimpleNamespace(get_context=lambda method: context)
 
 
 def listen_where_the_ranks_are_told(address):
@@ -187,5 +195,5 @@ def remember_gloo(facts, path):
             file.write(_stamp(path) + "\n")
 
 
-if __name__ == "__main__":  # horovodrun's children import this file once more
+if __name__ == "__main__":
     main()
