@@ -22,6 +22,7 @@ from muster.agent.ports import random_loopback_address
 from muster.agent.worker import complete, own_address, take_config
 from muster.job import SessionAddress, WorkerSpec
 from muster.platforms.agents import agent_config
+from muster.platforms.slurm.script import start_program
 from muster.platforms.workbench import agent_files
 
 from tests.support import Run, StubSession, environment, eventually, fresh_identity, is_gone, shell
@@ -250,3 +251,13 @@ def test_the_workers_own_path_of_modules_comes_behind_a_library_of_unknown_path(
     config = {"places": {"library": "/there"}, "environ": {"PYTHONPATH": "/own"}}
     assert resolved({"PYTHONPATH": symbol("library"), "A": "b"}, config) == {"PYTHONPATH": "/there:/own", "A": "b"}
     assert resolved({"PYTHONPATH": "/session"}, config) == {"PYTHONPATH": "/session"}
+
+
+def test_an_agent_starts_without_modules_that_take_a_while_to_import(tmp_path: Path) -> None:
+    (tmp_path / "start.py").write_text(start_program(str(tmp_path), "127.0.0.1"))
+    argv = [sys.executable, "-I", "-S", "-X", "importtime", "start.py"]
+    done = subprocess.run(argv, cwd=tmp_path, env=environment(SLURM_PROCID="0"), capture_output=True, text=True)
+    assert "nobody waits for this worker" in done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "agent.agent" in imported
+    assert imported.isdisjoint({"shutil", "subprocess", "tempfile", "traceback"})

@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import sys
-import traceback
 
 
 def start_agent(config: str, environ: "dict[str, str]") -> int:
@@ -31,6 +30,8 @@ def start_agent(config: str, environ: "dict[str, str]") -> int:
             if isinstance(end.code, str):
                 sys.stderr.write(end.code + "\n")
         except BaseException:
+            import traceback  # only here, as every worker waits for what is imported
+
             traceback.print_exc()
         finally:
             sys.stderr.flush()

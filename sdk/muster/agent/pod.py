@@ -8,7 +8,6 @@ can remove it.
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
 import time
@@ -84,5 +83,5 @@ def _print_log(log: str) -> None:
     """Print a log, its older part first, as a pod's output can be read after its end."""
     for path in (log + ".1", log):
         with contextlib.suppress(OSError), open(path, "rb") as file:
-            shutil.copyfileobj(file, sys.stdout.buffer)
+            sys.stdout.buffer.writelines(file)
     sys.stdout.flush()

@@ -21,3 +21,11 @@ def find_sshd(paths: "tuple[str, ...]" = SSHD_PATHS) -> "dict[str, str] | None":
     pipe = subprocess.PIPE
     answer = subprocess.run([path, "-V"], stdout=pipe, stderr=subprocess.STDOUT, timeout=QUERY_TIMEOUT)
     return {"path": os.path.abspath(path), "version": answer.stdout.decode("utf-8", "replace")}
+
+
+def sshd_or_none() -> "dict[str, str] | None":
+    """Return this worker's sshd; None where it has none, or none that can be run."""
+    try:
+        return find_sshd()
+    except (OSError, subprocess.SubprocessError):
+        return None

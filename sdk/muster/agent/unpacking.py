@@ -14,8 +14,6 @@ import contextlib
 import fcntl
 import marshal
 import os
-import shutil
-import tempfile
 import zlib
 
 TYPE_CHECKING = False
@@ -37,9 +35,7 @@ def unpacked(packed: bytes, prefix: str) -> "Iterator[str]":
     Raises:
         SystemExit: the folder cannot be made.
     """
-    around = tempfile.gettempdir()
-    if len(around) > LONGEST or " " in around:
-        around = "/tmp"
+    around = _temporary_folder()
     # The folder around it may be shared with other machines, whose locks not every file system shows; so the names of
     # their folders begin with another prefix.
     prefix += "{:08x}-".format(zlib.crc32(os.uname().nodename.encode()))
@@ -59,6 +55,13 @@ def unpacked(packed: bytes, prefix: str) -> "Iterator[str]":
         os.close(lock)
 
 
+def _temporary_folder() -> str:
+    """Return a folder for temporary files whose path is short enough, if there is one that can be used."""
+    own = os.path.abspath(os.environ.get("TMPDIR") or "/tmp")
+    short = [own] if len(own) <= LONGEST and " " not in own else []
+    return next((folder for folder in [*short, "/tmp", "/var/tmp"] if os.access(folder, os.W_OK | os.X_OK)), "/tmp")
+
+
 def unpack(packed: bytes, folder: str) -> None:
     """Write the agent's package into a folder: the sources, and bytecode where there is some for this Python.
 
@@ -75,7 +78,11 @@ def unpack(packed: bytes, folder: str) -> None:
 def _make_folder(prefix: str, around: str) -> "tuple[str, int]":
     """Make a folder, and return its path and a descriptor of it that holds its lock."""
     while True:
-        folder = tempfile.mkdtemp(prefix=prefix, dir=around)
+        folder = os.path.join(around, prefix + os.urandom(4).hex())
+        try:
+            os.mkdir(folder, 0o700)
+        except FileExistsError:
+            continue
         with contextlib.suppress(FileNotFoundError):  # another process removed it as unused before it was locked
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             with contextlib.suppress(OSError):  # without locks, nothing is removed as unused either
@@ -89,6 +96,8 @@ def _remove(folder: str) -> None:
     try:
         from agent.removal import remove_folder  # type: ignore[import-not-found]
     except ImportError:  # it was not unpacked, so no script has left files here
+        import shutil
+
         shutil.rmtree(folder, ignore_errors=True)
     else:
         remove_folder(folder)

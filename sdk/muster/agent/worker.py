@@ -9,14 +9,11 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 
 from . import agent, frames, linux
-from .needs import lacking_gpus, what_lacks
 from .places import settle
 from .removal import lock, remove_folder
-from .ssh_server import find_sshd
 
 UNPACKED = "muster-agent-"  # begins the name of the folder into which it is unpacked on workers
 TYPE_CHECKING = False
@@ -37,9 +34,7 @@ def main(path: str) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, agent.SIGNALS)  # until the agent is ready for them
     linux.signal_at_parent_death(signal.SIGTERM)
     news = os.open(config["news"], os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-    lack = what_lacks(config["needs"], dict(os.environ)) if config.get("needs") else ""
-    if not lack and config["gpu"] and config.get("counts_gpus"):
-        lack = lacking_gpus(config["gpu"], dict(os.environ))
+    lack = _what_lacks(config, dict(os.environ))
     if lack:
         os.write(news, frames.encode("worker", status="failed", reason=lack))
         sys.exit(1)
@@ -67,6 +62,17 @@ def take_config(path: str, environ: "dict[str, str]") -> "dict[str, Any] | None"
     return dict(config)
 
 
+def _what_lacks(config: "dict[str, Any]", environ: "dict[str, str]") -> str:
+    """Return, in words, what this worker lacks of what it is to have; empty where it has all."""
+    counts_gpus = config["gpu"] and config.get("counts_gpus")
+    if not config.get("needs") and not counts_gpus:
+        return ""
+    from .needs import lacking_gpus, what_lacks  # only here, as subprocess takes a while to import
+
+    lack = what_lacks(config["needs"], environ) if config.get("needs") else ""
+    return lack or (lacking_gpus(config["gpu"], environ) if counts_gpus else "")
+
+
 def complete(config: "dict[str, Any]", environ: "dict[str, str]", folder: str) -> "dict[str, Any]":
     """Return the config, completed with facts that only the worker itself knows.
 
@@ -77,6 +83,11 @@ def complete(config: "dict[str, Any]", environ: "dict[str, str]", folder: str) -
         environ: the worker's environment.
         folder: a folder that is removed with the worker.
     """
+    sshd = None
+    if config["ssh"]:
+        from .ssh_server import sshd_or_none  # only here, as subprocess takes a while to import
+
+        sshd = sshd_or_none()
     config = settle(config, folder)
     names = config["variables"]
     devices = environ.get("CUDA_VISIBLE_DEVICES") or ",".join(str(number) for number in range(config["gpu"]))
@@ -88,20 +99,12 @@ def complete(config: "dict[str, Any]", environ: "dict[str, str]", folder: str) -
         hidden=[],
         cores=[],
         gpus=devices.split(",")[: config["gpu"]],
-        sshd=sshd_or_none() if config["ssh"] else None,
+        sshd=sshd,
         session_process=None,
         environ=environ,
         identity={name: value for name, value in environ.items() if name.startswith(names["own"])},
         address_variables=[names["address"]],
     )
-
-
-def sshd_or_none() -> "dict[str, str] | None":
-    """Return this worker's sshd; None where it has none, or none that can be run."""
-    try:
-        return find_sshd()
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 def own_address(other: str) -> str:

@@ -13,7 +13,7 @@ from .guard import Guard
 from .needs import what_lacks
 from .places import settle
 from .project import CACHE_BYTES
-from .worker import sshd_or_none
+from .ssh_server import sshd_or_none
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
