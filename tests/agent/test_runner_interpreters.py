@@ -70,6 +70,16 @@ def test_an_interpreter_that_looks_into_no_programs_folder_runs_a_script(
     assert (done.stdout, done.stderr) == (f"{library / 'muster' / '__init__.py'}\n", "")
 
 
+def test_what_threads_end_with_is_loaded_before_a_script_may_use_up_its_descriptors(tmp_path: Path) -> None:
+    """Else the C library aborts the process where a thread of Muster's has just woken at the interpreter's end."""
+    library = tmp_path / "lib"
+    ship_library(library, [], Storage.NOTHING)
+    (tmp_path / "train.py").write_text("print('/libgcc_s' in open('/proc/self/maps').read())\n")
+    command = [sys.executable, "-u", str(library / "runner.py"), "program", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_what_a_function_spawns_needs_nothing_of_the_library(tmp_path: Path, method: str) -> None:
     """A module of the user's comes first there: that of the name ``muster``, too."""

@@ -1,6 +1,7 @@
 """Changes to the interpreter that runs a script: how it ends, and what it tells of failed threads and exits."""
 
 import contextlib
+import ctypes
 import gc
 import io
 import os
@@ -87,6 +88,16 @@ def tell_of_exits():
 
     tell_and_leave.__module__, tell_and_leave.__name__, tell_and_leave.__qualname__ = "os", "_exit", "_exit"
     os._exit = tell_and_leave  # type: ignore[assignment]
+
+
+def load_what_threads_end_with():
+    # type: () -> None
+    """Load the library with which the C library ends a thread that still runs when the interpreter does.
+
+    It would be loaded only then, and the process aborted where the script has used up its descriptors.
+    """
+    with contextlib.suppress(OSError):  # a C library that does without
+        ctypes.CDLL("libgcc_s.so.1")
 
 
 def drop_blank_proxies():

@@ -25,6 +25,7 @@ def main(argv):
     progress.keep_variables()
     exceptions.reserve()
     atexit.register(hooks.write_what_is_buffered)  # first, and so called after all that the script registers
+    hooks.load_what_threads_end_with()
     stacks.offer()
     sys.breakpointhook = hooks.refuse_debugger
     hooks.drop_blank_proxies()
