@@ -30,8 +30,10 @@ from muster.errors import (
     WorkerLost,
 )
 from muster.job import Resources, Status, Worker
+from muster.platforms.hosts import platform as hosts_platform
 from muster.platforms.hosts.platform import HostsPlatform
 from muster.records import scratch
+from muster.run import watch
 
 from tests.platforms.hosts_network import Host, Network
 from tests.support import Run, StubSession, command_line, descendants_of, environment, eventually, shell
@@ -247,6 +249,25 @@ def test_a_guard_that_is_killed_takes_its_workers_along_and_the_next_contact_swe
     eventually(lambda: not host.processes(), "its workers have ended")
     HostsPlatform(hosts=("h1:1",)).check()
     eventually(lambda: not host.left_behind(), "the folder of the first is gone")
+
+
+def test_a_guard_that_is_killed_is_named_also_where_a_new_login_takes_its_time(
+    start: Start, hosts: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts_platform, "REPAIR_SECONDS", 15)
+    monkeypatch.setattr(watch, "HURRIED_SECONDS", 20)
+    host = hosts.hosts["h2"]
+    cluster = start()
+    host.run("echo sleep 2 > /root/.bashrc")
+    try:
+        os.kill(min(pid for pid in host.pids() if "sys.stdin.buffer.raw" in command_line(pid)), signal.SIGKILL)
+        with pytest.raises(WorkerLost, match=r"The process that guards its workers on h2 has ended"):
+            cluster.wait()
+    finally:
+        host.run("rm /root/.bashrc")
+    platform = HostsPlatform(hosts=("h2:1",))
+    platform.check()  # this removes what the guard has left
+    platform.close()
 
 
 def test_what_a_reboot_has_left_is_removed_at_the_next_login(start: Start, hosts: Network) -> None:
