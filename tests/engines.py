@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -142,6 +143,7 @@ ELSEWHERE = [
     elsewhere("slurm", "slurm"),
     elsewhere("kubernetes", "space"),
 ]
+HOSTS_AND_CONTAINERS = ELSEWHERE[:2]
 # Places whose workers share nothing with the session, for tests of what all others share.
 SHARING_NOTHING = [
     elsewhere("hosts", "hosts"),
@@ -158,17 +160,20 @@ def workers_anywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     """
     if request.param == "no shared files":
         share_nothing(monkeypatch)
-    yield from _on(request, monkeypatch)
+    with placed(request, monkeypatch) as place:
+        yield place
 
 
 @pytest.fixture(params=["shared files", *ELSEWHERE])
 def workers_elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Run a test on this machine; with ``make elsewhere`` on hosts, in containers, on Slurm and on Kubernetes, too."""
-    yield from _on(request, monkeypatch)
+    with placed(request, monkeypatch) as place:
+        yield place
 
 
-def _on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Make the platform that a parameter names the default, and yield its name, or else the parameter."""
+@contextlib.contextmanager
+def placed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Make the platform that a fixture's parameter names the default, and yield its name, or else the parameter."""
     if isinstance(request.param, str):
         yield request.param
         return
@@ -182,9 +187,11 @@ def _on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         monkeypatch.setattr(muster, "run_cluster", partial(muster.run_cluster, **options))
     else:
         monkeypatch.setenv("MUSTER_PLATFORM", platform)
-    yield platform
-    if isinstance(provided, Network):
-        provided.remove_what_tensorflow_leaves()
+    try:
+        yield platform
+    finally:
+        if isinstance(provided, Network):
+            provided.remove_what_tensorflow_leaves()
 
 
 @pytest.fixture

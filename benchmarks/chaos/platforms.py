@@ -25,13 +25,14 @@ from benchmarks.serve_ready import Service, serving
 from tests.platforms.containers_podman import Podman, why_not
 from tests.platforms.hosts_network import Host, Network, can_have_networks
 from tests.platforms.isolated import Isolated, has_namespaces
-from tests.support import command_line
+from tests.support import command_line, eventually
 
 SHARED = Path("/srv")  # all hosts and containers have this folder in common; it stands for a network file system
 Made = TypeVar("Made")
 GUARD_OF_HOST = "sys.stdin.buffer.raw"  # in the command line of the process that a login starts, and of its forks
 LEFT_BY_GUARD = "/muster-host-"
 HOMES_OF_PACKAGES = ("KERAS_HOME", "MPLCONFIGDIR")  # else imports of these packages leave files in the user's home
+CUT_OFF_SECONDS = 30.0  # in which everything on a host that is cut off ends
 SILENT_SECONDS = 1  # silence after which the session probes whether the other machine still answers
 
 
@@ -167,6 +168,7 @@ class OnHosts(ApartFromThisMachine):
     def __init__(self) -> None:
         super().__init__()
         self._network: Network | None = None
+        self._cut_off: list[Host] = []
 
     @contextlib.contextmanager
     def used(self, case: Case) -> Iterator[dict[str, Any]]:
@@ -201,20 +203,21 @@ class OnHosts(ApartFromThisMachine):
 
     def pull_cable(self, address: str) -> None:
         """Take down the host's port on the switch."""
-        self._host(address).cut()
+        self._cut_off.append(self._host(address))
+        self._cut_off[-1].cut()
 
     def left(self) -> list[str]:
         """Return names of the processes, files and ports that are left on the hosts."""
         hosts = self._network.hosts.values() if self._network else ()
-        return [f"{host.name}: {found}" for host in hosts for found in host.left_behind() if not _is_stale(found)]
+        return [f"{host.name}: {found}" for host in hosts for found in host.left_behind()]
 
     def repair(self) -> None:
-        """Plug in all cables, and end the processes of sshds that still wait for a client whose end they missed."""
-        for host in self._network.hosts.values() if self._network else ():
+        """Plug in all cables, once everything on a host without one has ended by itself, its login included."""
+        while self._cut_off:
+            host = self._cut_off.pop()
+            with contextlib.suppress(AssertionError):  # what is left is found later
+                eventually(lambda: not host.left_behind(), "nothing is left", CUT_OFF_SECONDS)  # noqa: B023
             host.plug_in()
-            for pid in host.pids():
-                if _is_stale(command_line(pid)):
-                    linux.kill(pid)
         if any(LEFT_BY_GUARD in found for found in self.left()):  # the next login removes what a killed guard has left
             platform = HostsPlatform(hosts=("h1:1", "h2:1"))
             platform.check()
@@ -298,14 +301,6 @@ def _made_to_stay(make: Callable[[], Made]) -> Made:
         return make()
     finally:
         tempfile.tempdir = of_case
-
-
-def _is_stale(line: str) -> bool:
-    """Return whether a command line is that of an sshd's process for one client.
-
-    Such a process may learn only hours later that its client has ended while the cable was pulled.
-    """
-    return line.startswith("sshd: root")
 
 
 PLATFORMS: dict[str, type[Here]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import shutil
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from muster.strategies.horovod_launcher import remember_gloo, remembers_gloo
 
+from tests.engines import placed
 from tests.faults.scene import Scene
 from tests.mpi.conftest import installed, mpi
 
@@ -18,8 +20,13 @@ __all__ = ["installed", "mpi", "scene"]
 
 
 @pytest.fixture
-def scene(known_builds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    """Provide a scene with a temporary folder of its own; fail the test if anything of a run is left there."""
+def scene(
+    known_builds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Scene]:
+    """Provide a scene with a temporary folder of its own; fail the test if anything of a run is left there.
+
+    Its workers are on this machine, unless a test is marked ``anywhere``.
+    """
     temp = Path(tempfile.mkdtemp(prefix="scene-", dir="/tmp"))
     monkeypatch.setenv("TMPDIR", str(temp))
     monkeypatch.setattr(tempfile, "tempdir", str(temp))
@@ -29,8 +36,9 @@ def scene(known_builds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         remember_gloo(known_builds, horovod.origin)  # or the first test here would have to find out, which takes long
     scene = Scene(tmp_path, temp)
     try:
-        yield scene
-        scene.assert_nothing_left()
+        with placed(request, monkeypatch) if getattr(request, "param", "") else contextlib.nullcontext():
+            yield scene
+            scene.assert_nothing_left()
     finally:
         scene.close()
         shutil.rmtree(temp, ignore_errors=True)

@@ -2,6 +2,9 @@
 
 A run may live in this process (:meth:`Scene.start`) or in a notebook, a process of its own (:meth:`Scene.notebook`).
 Both ways its journal tells where everything is.
+
+Workers are on this machine; with ``make elsewhere`` those of tests marked ``anywhere`` are on hosts and in containers
+as well. Their processes are this machine's, too, under other ids.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import muster
+import pytest
 from muster.agent import linux
 from muster.api import ClusterAddress
 from muster.events import Event
@@ -27,13 +31,16 @@ from muster.records import lookup, runs
 from muster.run.cluster import Cluster
 from muster.runtime.background import background_loop
 
+from tests.engines import HOSTS_AND_CONTAINERS
 from tests.plain import Plain
 from tests.support import command_line, environment, eventually, is_gone
 
 PROMPT = 15.0  # seconds that noticing a fault may take beside other tests; usually it takes a third of a second
 GONE = 8.0  # seconds that everything may take to be gone; usually it takes some tenths
+GONE_ELSEWHERE = 60.0
 SLEEP = "import time; print('ready', flush=True); time.sleep(600)"
 MPI_DAEMONS = ("orted", "hydra_pmi_proxy")
+anywhere = pytest.mark.parametrize("scene", [pytest.param("", id="here"), *HOSTS_AND_CONTAINERS], indirect=True)
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
 
 
@@ -50,6 +57,7 @@ class Scene:
         self.temp = temp
         self.home = Path(os.environ["MUSTER_HOME"])
         self._seen: set[tuple[int, int]] = set()
+        self._known: dict[tuple[str | None, int], int] = {}  # ids here, by worker and its own id
         self._notebooks: list[Notebook] = []
 
     # -- making something happen --------------------------------------------------------------------------------------
@@ -136,15 +144,16 @@ class Scene:
             # In the journal once an agent has said hello; before that it is the child of the session that it guards.
             return self._child_of(self.pid("session"), "agent/__main__.py guard")
         if kind == "launcher":
-            return self._child_of(self.pid("session"), "horovod_launcher.py")
+            parents = (self.pid("session"), *([] if self.is_here else [self.pid("agent worker-0")]))
+            return self._child_of(parents, "horovod_launcher.py")
         if kind == "mpiexec":
             return self._child_of(self.pid("session"), "lib/mpi_rank.py")
         if kind == "rank":
-            return int(self._first("process_started", rank=int(which)).data["pid"])
+            return self._pid_here(self._first("process_started", rank=int(which)))
         if kind == "process":
-            return int(self._first("process_started", which).data["pid"])
+            return self._pid_here(self._first("process_started", which))
         if kind == "agent":
-            return int(self._first("worker_ready", which).data["pid"])
+            return self._pid_here(self._first("worker_ready", which))
         if kind == "daemon":
             below = linux.descendants(self.pid(f"agent {which}"), linux.snapshot())
             return next(pid for pid in below if Path(command_line(pid).split()[0]).name in MPI_DAEMONS)
@@ -159,7 +168,7 @@ class Scene:
         """Kill processes as nearly at once as can be; when that was."""
         pids = [part if isinstance(part, int) else self.pid(part) for part in parts]
         self.remember()
-        assert len(self._seen) > len(self.recorded.workers), "the run's processes are not found"
+        assert len(self._seen) >= len(self.recorded.workers), "the run's processes are not found"
         if len(pids) > 1:
             for pid in pids:
                 os.kill(pid, signal.SIGSTOP)  # none of them may act on the end of another
@@ -194,8 +203,9 @@ class Scene:
         return left + [f"thread {thread.name}" for thread in threading.enumerate() if "platform" in thread.name]
 
     def assert_nothing_left(self, within: float = GONE) -> None:
-        """Fail where something of a run is still there."""
+        """Fail where something of a run is still there; hosts, and engines of containers, take their time."""
         started = time.monotonic()
+        within = within if self.is_here else GONE_ELSEWHERE
         while (left := self.left_behind()) and time.monotonic() - started < within:
             time.sleep(0.01)
         assert not left, "\n".join(left)
@@ -234,10 +244,37 @@ class Scene:
         event: Event = eventually(found, f"{kind} of {worker}")[0]
         return event
 
+    @property
+    def is_here(self) -> bool:
+        """True if workers' processes have the ids here that they have for themselves."""
+        return not os.environ.get("MUSTER_PLATFORM")
+
+    def _pid_here(self, event: Event) -> int:
+        """Return the id on this machine of the process that an agent reports: of itself, or of one it has started."""
+        told = int(event.data["pid"])
+        if self.is_here:
+            return told
+        if (event.worker, told) not in self._known:
+            self._known[event.worker, told] = self._look_for(event.worker, told)
+        return self._known[event.worker, told]
+
+    def _look_for(self, worker: str | None, told: int) -> int:
+        marks = {f"MUSTER_RUN_ID={self.recorded.run_id}".encode(), f"MUSTER_WORKER={worker}".encode()}
+        processes = linux.snapshot()
+        for pid in processes:
+            if marks <= linux.environment_of(pid):
+                while pid in processes:
+                    if _own_id(pid) == told:
+                        return pid
+                    pid = processes[pid].parent
+        raise AssertionError(f"process {told} of {worker} is not found")
+
     @staticmethod
-    def _child_of(parent: int, words: str) -> int:
+    def _child_of(parent: int | tuple[int, ...], words: str) -> int:
+        parents = parent if isinstance(parent, tuple) else (parent,)
+
         def found() -> list[int]:
-            children = [pid for pid, process in linux.snapshot().items() if process.parent == parent]
+            children = [pid for pid, process in linux.snapshot().items() if process.parent in parents]
             return [pid for pid in children if words in command_line(pid)]
 
         pid: int = eventually(found, f"a child of {parent} that runs {words}")[0]
@@ -283,6 +320,15 @@ class Notebook:
     def output(self) -> str:
         """Its output so far."""
         return self._output.read_text(errors="replace")
+
+
+def _own_id(pid: int) -> int:
+    """Return a process's id in its own namespace; 0 where it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return int(status.split("NSpid:")[1].split("\n")[0].split()[-1])
 
 
 def _recorded() -> list[runs.Run]:

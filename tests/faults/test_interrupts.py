@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.faults.scene import STUBBORN, Notebook, Scene
+from tests.faults.scene import STUBBORN, Notebook, Scene, anywhere
 from tests.faults.test_sessions import CELLS, reach
 
 SOON = 20.0  # seconds until KeyboardInterrupt is there; a tenth is usual
@@ -23,6 +23,7 @@ def assert_stopped(scene: Scene, notebook: Notebook, interrupted: float) -> None
     assert scene.events("run_ended")[0].data["status"] == "stopped"
 
 
+@anywhere
 @pytest.mark.parametrize(
     ("cell", "how"),
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from muster.errors import RunFailed, WorkerKilled
 
-from tests.faults.scene import Scene
+from tests.faults.scene import Scene, anywhere
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]  # how soon it is noticed
 
@@ -41,6 +41,7 @@ PARAMETER_SERVER = """
     """
 
 
+@anywhere
 @pytest.mark.parametrize(
     ("script", "victim"),
     [

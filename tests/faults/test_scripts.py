@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from muster.errors import RunFailed, RunStalled, RunTimeout, ScriptError, ScriptFailed, WorkerKilled, WorkerOutOfMemory
 
-from tests.faults.scene import PROMPT, SLEEP, Scene
+from tests.faults.scene import PROMPT, SLEEP, Scene, anywhere
 
 ONLY_ONE = "import os, sys, time\nif os.environ['MUSTER_WORKER'] != 'worker-1': time.sleep(600)\n"
 
@@ -31,6 +31,7 @@ FAILURES = [
 ]
 
 
+@anywhere
 @pytest.mark.parametrize(
     ("text", "error", "words", "strategy"),
     [
@@ -59,6 +60,7 @@ def test_the_one_that_fails_is_named(
     assert failure.message in scene.recorded.explain()
 
 
+@anywhere
 def test_a_crash_is_told_from_its_beginning_with_the_thread_that_crashed(scene: Scene) -> None:
     with pytest.raises(WorkerKilled) as raised:
         scene.run(
@@ -80,6 +82,7 @@ def test_a_crash_is_told_from_its_beginning_with_the_thread_that_crashed(scene: 
     assert "runner.py" not in "".join(lines)
 
 
+@anywhere
 def test_an_exception_in_a_thread_ends_nothing_and_is_told(scene: Scene) -> None:
     script = """
         import sys, threading, time
@@ -117,6 +120,7 @@ def test_names_of_threads_reach_no_terminal_as_they_are(scene: Scene) -> None:
     assert "\x1b" not in raised.value.message + str(raised.value)
 
 
+@anywhere
 def test_a_script_that_somebody_ends_is_named_with_the_signal(scene: Scene) -> None:
     cluster = scene.start()
     scene.wait_for_phase("training")
@@ -126,6 +130,7 @@ def test_a_script_that_somebody_ends_is_named_with_the_signal(scene: Scene) -> N
     assert scene.noticed_after(ended) < PROMPT
 
 
+@anywhere
 def test_too_much_memory_is_named_as_such(scene: Scene) -> None:
     with pytest.raises(WorkerOutOfMemory, match=r"worker-1 used 0\.\d+ GB of memory and was given 0\.1 GB") as raised:
         scene.run(ONLY_ONE + "kept = bytearray(os.urandom(1 << 20) * 300); time.sleep(600)", memory=0.1)
@@ -133,6 +138,7 @@ def test_too_much_memory_is_named_as_such(scene: Scene) -> None:
     assert "memory=" in str(raised.value.advice)
 
 
+@anywhere
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_named_with_the_stacks_of_all(scene: Scene) -> None:
     text = """
@@ -158,6 +164,7 @@ def test_a_rank_that_hangs_is_named_with_the_stacks_of_all(scene: Scene) -> None
     assert "in waits_for_ever" in waiting or late in waiting
 
 
+@anywhere
 @pytest.mark.slow
 def test_a_process_that_hangs_in_being_traced_has_not_ended(scene: Scene) -> None:
     talk = "[print(n, flush=True) or time.sleep(0.1) for n in range(600)]"
@@ -167,12 +174,14 @@ def test_a_process_that_hangs_in_being_traced_has_not_ended(scene: Scene) -> Non
     assert raised.value.worker == "worker-1"
 
 
+@anywhere
 def test_a_run_that_takes_too_long_is_ended_with_the_stacks_of_all(scene: Scene) -> None:
     with pytest.raises(RunTimeout, match=r"longer than its 3 s") as raised:
         scene.run(SLEEP, run_timeout=3)
     assert str(raised.value.details).count("train.py") == 2
 
 
+@anywhere
 def test_stacks_can_be_asked_for_at_any_time(scene: Scene) -> None:
     cluster = scene.start("import time\ndef here(): time.sleep(600)\nprint('ready', flush=True)\nhere()")
     scene.wait_for_phase("training")
@@ -204,6 +213,7 @@ def test_a_script_that_cannot_be_run_starts_nothing(scene: Scene, name: str, tex
     assert not list(scene.home.glob("runs/*"))
 
 
+@anywhere
 @pytest.mark.parametrize("strategy", ["plain", pytest.param("horovod", marks=pytest.mark.slow)])
 def test_output_comes_byte_for_byte_and_does_not_hang(scene: Scene, strategy: str) -> None:
     text = r"""
@@ -220,6 +230,7 @@ def test_output_comes_byte_for_byte_and_does_not_hang(scene: Scene, strategy: st
         assert (scene.recorded.run_dir / "logs" / f"{worker}.log").read_bytes() == wanted
 
 
+@anywhere
 def test_a_script_that_only_prints_for_a_while_loses_nothing(scene: Scene) -> None:
     cluster = scene.run("for n in range(200_000): print(n)", n_workers=1)
     assert cluster.logs("worker-0").split() == [str(number) for number in range(200_000)]
@@ -272,11 +283,13 @@ def test_a_number_that_no_float_holds_is_infinite(scene: Scene) -> None:
     assert "must be numbers by name" in cluster.logs("worker-0")
 
 
+@anywhere
 def test_long_arguments_arrive(scene: Scene) -> None:
     cluster = scene.run("import sys; print(len(sys.argv), len(sys.argv[1]))", n_workers=1, args=["x" * 100_000] * 12)
     assert cluster.logs("worker-0") == "13 100000\n"
 
 
+@anywhere
 def test_folders_that_a_script_leaves_deep_in_one_another_go_with_it(scene: Scene) -> None:
     scene.run(
         """

@@ -27,7 +27,7 @@ from muster.platforms.local import LocalPlatform
 from muster.pools.endpoint import Endpoint
 from muster.records import lookup
 
-from tests.faults.scene import SLEEP, Scene
+from tests.faults.scene import SLEEP, Scene, anywhere
 from tests.faults.test_sessions import CELLS, reach
 from tests.plain import Plain
 from tests.support import command_line, eventually
@@ -39,6 +39,7 @@ def options_of(strategy: str) -> dict[str, Any]:
     return {"strategy": "horovod"} if strategy == "horovod" else {}
 
 
+@anywhere
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["plain", "horovod"])
 def test_a_session_that_is_suspended_keeps_its_workers(scene: Scene, strategy: str) -> None:

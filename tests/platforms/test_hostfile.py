@@ -15,6 +15,8 @@ HOSTFILES = {
     "Open MPI, in its other words": "gpu1 cpu=2\ngpu2.lab count = 4 max-slots=9\ngpu3 username=me slots=1\n",
     "Open MPI, quoted": 'gpu1 slots=2\ngpu2.lab slots=4\ngpu3 user-name = "me"\n',
     "Open MPI, with two users": "gpu1 slots=2\ngpu2.lab slots=4\nyou@gpu3 slots=1 username=me\n",
+    "Open MPI, with comments": "// the lab's\ngpu1 slots=2 // old\ngpu2.lab\tslots=4 # new\nme@gpu3\n",
+    "MPICH, with a user": "gpu1:2\ngpu2.lab:4\ngpu3:1 user=me\n",
     "MPICH": "gpu1:2\ngpu2.lab:4\nme@gpu3\n",
     "Horovod": "gpu1 slots=2\ngpu2.lab slots=4\nme@gpu3 slots=1\n",
 }
@@ -36,6 +38,32 @@ def test_hostfiles(style: str, tmp_path: Path) -> None:
     path.write_text(HOSTFILES[style])
     for given in (path, str(path), (str(path),)):
         assert parse_hosts(given) == SLOTS
+
+
+# What a hostfile may say of its second host that is not for Muster, a word of the error, and one of its advice.
+REFUSED = {
+    "gpu2 slots=2 port=2222": ("port=2222 of gpu2", "`Port 2222` for this host in ~/.ssh/config"),
+    "gpu2:2 binding=user:0,1": ("binding=user:0,1 of gpu2", "user="),
+    "gpu2 sockets = 2 slots=2": ("sockets=2 of gpu2", "slots="),
+    "gpu2 slot=4": ("slot=4 of gpu2", "slots="),
+    "gpu2 gpu3": ("'gpu3' after the host gpu2", "a line for each host"),
+    "gpu2 slots=2 gpu3": ("'gpu3' after the host gpu2", "a line for each host"),
+    "gpu2 slots=2 cpu=4": ("says twice, of gpu2, what cpu= says", "one of them"),
+    "gpu2 slots=4 max_slots=2": ("more slots of gpu2 than max_slots=2", "fewer"),
+    "gpu2 max-slots=many": ("more slots of gpu2 than max_slots=many", "fewer"),
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_nothing_that_a_hostfile_says_is_ignored_in_silence(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(f"gpu1 slots=2\n{line}\n")
+    with pytest.raises(JobError) as raised:
+        parse_hosts(str(path))
+    words, advice = REFUSED[line]
+    assert f"{path}, line 2, " in raised.value.message
+    assert words in raised.value.message
+    assert advice in str(raised.value.advice)
 
 
 def test_a_hostfile_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,9 +30,10 @@ from muster.errors import (
     WorkerLost,
 )
 from muster.job import Resources, Status, Worker
+from muster.platforms.hosts import platform as hosts_platform
 from muster.platforms.hosts.platform import HostsPlatform
-from muster.pools import listener
 from muster.records import scratch
+from muster.run import watch
 
 from tests.platforms.hosts_network import Host, Network
 from tests.support import Run, StubSession, command_line, descendants_of, environment, eventually, shell
@@ -211,26 +212,22 @@ def trains_on(host: Host) -> bool:
     return any("train.py" in line for line in host.processes())
 
 
-def test_a_host_that_is_cut_off_is_named_when_its_lease_ends(
-    start: Start, hosts: Network, monkeypatch: pytest.MonkeyPatch
+def test_a_host_that_is_cut_off_is_named_when_its_lease_ends_and_nothing_is_left_on_it(
+    start: Start, hosts: Network
 ) -> None:
-    monkeypatch.setattr(listener, "SILENT_SECONDS", 1)
     host = hosts.hosts["h2"]
-    cluster = start(lease_seconds=3)
+    cluster = start()
     host.cut()
     cut_at = time.monotonic()
     try:
         with pytest.raises(WorkerLost) as raised:
             cluster.wait()
-        assert time.monotonic() - cut_at < 3 + 15
+        assert HostsPlatform.lease_seconds <= time.monotonic() - cut_at < HostsPlatform.lease_seconds + 5
         assert raised.value.worker == "worker-1"
         assert "h2" in str(raised.value)
-        eventually(lambda: not trains_on(host), "its workers end by themselves")
+        eventually(lambda: not host.left_behind(), "its workers, guard and login have ended by themselves", timeout=30)
     finally:
         host.plug_in()
-    for pid in host.pids():  # the host's sshd would wait for its lost client for hours
-        if "sshd: root" in command_line(pid):
-            os.kill(pid, signal.SIGKILL)
 
 
 def has_ended(worker: Worker) -> bool:
@@ -252,6 +249,25 @@ def test_a_guard_that_is_killed_takes_its_workers_along_and_the_next_contact_swe
     eventually(lambda: not host.processes(), "its workers have ended")
     HostsPlatform(hosts=("h1:1",)).check()
     eventually(lambda: not host.left_behind(), "the folder of the first is gone")
+
+
+def test_a_guard_that_is_killed_is_named_also_where_a_new_login_takes_its_time(
+    start: Start, hosts: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts_platform, "REPAIR_SECONDS", 15)
+    monkeypatch.setattr(watch, "HURRIED_SECONDS", 20)
+    host = hosts.hosts["h2"]
+    cluster = start()
+    host.run("echo sleep 2 > /root/.bashrc")
+    try:
+        os.kill(min(pid for pid in host.pids() if "sys.stdin.buffer.raw" in command_line(pid)), signal.SIGKILL)
+        with pytest.raises(WorkerLost, match=r"The process that guards its workers on h2 has ended"):
+            cluster.wait()
+    finally:
+        host.run("rm /root/.bashrc")
+    platform = HostsPlatform(hosts=("h2:1",))
+    platform.check()  # this removes what the guard has left
+    platform.close()
 
 
 def test_what_a_reboot_has_left_is_removed_at_the_next_login(start: Start, hosts: Network) -> None:

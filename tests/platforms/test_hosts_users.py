@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
+import muster
 import pytest
-from muster.errors import LaunchRefused
+from muster.errors import LaunchRefused, WorkerLost
 from muster.job import Resources
 from muster.platforms.hosts.platform import HostsPlatform
 
@@ -53,6 +57,34 @@ def test_two_users_of_a_host_do_not_take_the_same_gpu(host: Host, run: Run) -> N
     finally:
         ann.close()
         bob.close()
+
+
+@pytest.mark.elsewhere
+def test_a_user_whose_host_is_cut_off_keeps_other_logins_there(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import time; print('runs', flush=True); time.sleep(600)")
+    with subprocess.Popen(["ssh", "ann@h1", "cat"], stdin=subprocess.PIPE) as other:
+        eventually(lambda: "cat" in host.processes(), "the user is logged in")
+        its_own = sorted(host.processes())
+        assert its_own.count("sshd: ann@notty") == 1
+        cluster = muster.run_cluster(
+            1, worker_script="train.py", strategy="processes", platform="hosts", hosts=["ann@h1"], memory=0.5,
+            lease_seconds=2, tunnel=True, cache=False, wait=False,
+        ).cluster  # fmt: skip
+        eventually(lambda: "runs" in cluster.logs("worker-0"), "it trains")
+        assert host.processes().count("sshd: ann@notty") == 2
+        host.cut()
+        cut_at = time.monotonic()
+        try:
+            with pytest.raises(WorkerLost, match="h1"):
+                cluster.wait()
+            assert time.monotonic() - cut_at < 20 + 5  # the lease is shorter than ssh takes to give up
+            eventually(lambda: sorted(host.processes()) == its_own, "all has ended but the other login", timeout=30)
+        finally:
+            host.plug_in()
+            other.terminate()
 
 
 def test_what_another_user_has_planted_in_the_temporary_folder_is_neither_followed_nor_removed(

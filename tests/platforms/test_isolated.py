@@ -51,6 +51,14 @@ def cluster(platform: Isolated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return run
 
 
+def test_output_that_ends_within_a_character_comes_byte_for_byte(
+    cluster: Callable[..., muster.Cluster], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("import os; os.write(1, b'\\xff no line end \\xe2\\x82')")
+    found = cluster("train.py", 1)
+    assert (found.run_dir / "logs" / "worker-0.log").read_bytes() == b"\xff no line end \xe2\x82"
+
+
 def test_workers_do_not_see_the_sessions_folders(platform: Isolated, run: Run) -> None:
     (run.scratch / "secret").write_text("secret")
     worker = platform.launch([run.spec(process=shell(f"ls {run.scratch}"))])[0]

@@ -504,6 +504,9 @@ class Agent:
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         kill_descendants()
         self._send_output()
+        rest = "" if self._log.unread() else self._log.rest()
+        if rest and self._link.takes_output:
+            self._link.send(wire.Output(rest))
         self._link.close()
         self._files.close()
         for port in self._ports:

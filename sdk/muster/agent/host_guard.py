@@ -3,6 +3,9 @@
 It forks the host's agents as the guard on the session's own machine does, and knows the host's resources. If the login
 ends, the agents go on for their leases, as they have connections of their own to the session; the guard waits for their
 end, kills what they have left, and then ends. An agent that goes on for longer is ended by the guard.
+
+A network that is cut without a word ends no login. So the guard ends one whose client is silent, and the connections of
+agents that come through it; they could not notice themselves, as this machine's sshd takes what they send.
 """
 
 import os
@@ -18,6 +21,7 @@ from .channels import PipeChannel
 from .claims import Claim, claim_memory, claimed_memory
 from .guard import Guard, GuardedWorker
 from .guard_clients import guard_address
+from .own_login import OwnLogin
 from .ssh_server import find_sshd
 from .worker import own_address
 
@@ -26,9 +30,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 READY = b"\0muster guard\n"  # what is printed before it is not the guard's
-LEASE_MARGIN = 5.0  # seconds that a guard without a login waits longer than its agents' leases
+LEASE_MARGIN = 2.0  # seconds that a guard without a login waits longer than its agents' leases
 AWAY_SECONDS = 3.0  # seconds that a guard waits for its platform to log in again
 CHECK_SECONDS = 0.2
+SILENCE_CHECK = 1.0
 IDLE_SECONDS = 120.0  # seconds without a request after which a guard without running workers ends
 OTHER_GUARD_SECONDS = 5.0  # how long another guard may take to answer
 LOG_PIECE = 1 << 17  # bytes
@@ -46,16 +51,20 @@ class HostGuard(Guard):
     """
 
     requests = (*Guard.requests, "hello", "dial", "run", "ask_guard", "log", "claimed")
+    #: Seconds of silence after which a login has ended: its ssh client has given up by then.
+    longest_silence = 20.0
 
     def __init__(self, channel: PipeChannel, folder: str) -> None:
         super().__init__(channel)
         self._folder = folder
+        self._login = OwnLogin()
         self._lease = 0.0
         self._word = ""
         self._is_alone = False  # whether its login has ended
         self._seen_at = 0.0  # when its platform last made a request, perhaps over another login
         self._heard_at = time.monotonic()
         self._loop.call_every(IDLE_SECONDS / 4, self._end_if_idle)
+        self._loop.call_every(SILENCE_CHECK, self._end_if_silent)
 
     # Requests
 
@@ -197,12 +206,21 @@ class HostGuard(Guard):
 
     # The end
 
+    def _end_if_silent(self) -> None:
+        silent = self._login.silent_seconds()
+        if silent > self.longest_silence and not self._is_alone:
+            self._login.end()
+            self._be_alone(silent)
+
     def _channel_ended(self) -> None:
         """Handle the end of the login. Agents go on for their leases, as they may still be connected to the session."""
-        if self._is_alone:
-            return
+        if not self._is_alone:
+            self._be_alone(0)
+
+    def _be_alone(self, silent: float) -> None:
+        """Go on without the login, which has been silent for some seconds."""
         self._is_alone = True
-        self._seen_at = time.monotonic()
+        self._seen_at = max(self._seen_at, time.monotonic() - silent)
         self._loop.forget(self._channel.reader)
         self._loop.forget(self._channel.writer)
         self._unsent.clear()

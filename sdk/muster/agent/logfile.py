@@ -66,6 +66,10 @@ class LogFile:
         self._last_read = text[-1]
         return "\n" + text if begins_line else text
 
+    def rest(self) -> str:
+        """Return the part of a character that ``read`` has held back, as nothing more is to be written."""
+        return self._decoder.decode(b"", final=True)
+
     def size(self) -> int:
         """Return the log's size in bytes."""
         return os.fstat(self.descriptor).st_size

@@ -9,7 +9,7 @@ import contextlib
 import time
 
 from . import slurm_site
-from .host_guard import HostGuard, channel_of_login
+from .host_guard import IDLE_SECONDS, HostGuard, channel_of_login
 from .relay import TcpRelay
 
 TYPE_CHECKING = False
@@ -30,6 +30,7 @@ class SlurmGuard(HostGuard):
     """
 
     requests = ("hello", "close", "slurm", "watch", "relay", "end_relay")
+    longest_silence = IDLE_SECONDS  # as it takes the jobs along at once
 
     def __init__(self, channel: "PipeChannel", folder: str) -> None:
         super().__init__(channel, folder)

@@ -11,9 +11,15 @@ from muster.errors import JobError
 # A host as ssh knows it, perhaps with a user: nothing that ssh could take for an option, or a shell for its syntax.
 NAME = r"(?:\w[\w.-]*@)?(?:[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.%\w]+\])"
 HOST = re.compile(rf"(?P<name>{NAME})(?::(?P<slots>\d+))?")
-# Open MPI knows several words for the same; not max_slots or slots-max.
-SLOTS = re.compile(r"(?<![\w-])(?:slots|cpu|count)\s*=\s*(\S*)")
-USER = re.compile(r"(?<![\w-])user[-_]?name\s*=\s*\"?([^\s\"]*)")
+# What may follow a host in a hostfile. Open MPI knows several words for the same; MPICH has ``user`` and ``binding``.
+SETTING = re.compile(r"([\w-]+)\s*=\s*(\"[^\"]*\"|[^\s\"=]*)(?!\S)\s*")
+MEANINGS = {
+    "slots": re.compile("slots|cpu|count"),
+    "most": re.compile("(?:slots|cpu|count)[_-]max|max[_-](?:slots|cpu|count)"),
+    "user": re.compile("user(?:[_-]?name)?"),
+}
+OF_HOSTFILES = "slots=, max_slots= and user= of a host; what each worker needs, such as cores, is said of the run"
+COMMENT = re.compile(r"(?:#|//).*")
 MOST_SLOTS = 4096
 
 
@@ -47,7 +53,7 @@ def read_hostfile(path: Path) -> dict[str, int]:
     """Return the slots by host from a hostfile of Open MPI, Horovod (``host slots=2``) or MPICH (``host:2``).
 
     Raises:
-        JobError: it cannot be read, names no hosts, or has a line that is no host.
+        JobError: it cannot be read, names no hosts, has a line that is no host, or says of one what is not for Muster.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -55,16 +61,43 @@ def read_hostfile(path: Path) -> dict[str, int]:
         raise JobError(f"The hostfile {path} cannot be read: {error}.") from error
     found: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
-        words = line.partition("#")[0].split(maxsplit=1)
-        if not words:
-            continue
-        slots, user = (word.search(words[1]) if len(words) > 1 else None for word in (SLOTS, USER))
-        # As with Open MPI, this user counts even where the host has one before it.
-        host = f"{user[1]}@{words[0].rpartition('@')[2]}" if user else words[0]
-        _add(found, f"{host}:{slots[1]}" if slots else host, f"{path}, line {number},")
+        words = COMMENT.sub("", line).split(maxsplit=1)
+        if words:
+            where = f"{path}, line {number},"
+            _add(found, _with_settings(words[0], "".join(words[1:]).strip(), where), where)
     if not found:
         raise JobError(f"The hostfile {path} names no hosts.", advice="a line for each host, such as gpu1 slots=2")
     return found
+
+
+def _with_settings(host: str, text: str, where: str) -> str:
+    """Return a host with the slots and the user that a hostfile says of it. Raises JobError for anything else."""
+    said: dict[str, str] = {}
+    while text:
+        setting = SETTING.match(text)
+        if not setting:
+            raise JobError(
+                f"{where} has {text!r} after the host {host}, which says nothing of it.",
+                advice="a line for each host, such as gpu1 slots=2",
+            )
+        name, value = setting[1], setting[2].strip('"')
+        meaning = next((meaning for meaning, words in MEANINGS.items() if words.fullmatch(name)), None)
+        if meaning is None:
+            in_ssh = f"a line `Port {value}` for this host in ~/.ssh/config"
+            raise JobError(
+                f"{where} says {name}={value} of {host}, which Muster does not take.",
+                advice=in_ssh if name == "port" else OF_HOSTFILES,
+            )
+        if meaning in said:
+            raise JobError(f"{where} says twice, of {host}, what {name}= says.", advice="one of them")
+        said[meaning] = value
+        text = text[setting.end() :]
+    slots, most = said.get("slots"), said.get("most")
+    if most is not None and not (most.isdecimal() and int(slots or 1) <= int(most)):
+        raise JobError(f"{where} has more slots of {host} than max_slots={most}.", advice="as many, or fewer")
+    if "user" in said:  # which counts even where the host has one before it, as with Open MPI
+        host = f"{said['user']}@{host.rpartition('@')[2]}"
+    return host if slots is None else f"{host}:{slots}"
 
 
 def _add(found: dict[str, int], word: str, where: str) -> None:

@@ -76,14 +76,15 @@ class Logins:
         if failed:
             raise together(failed)
 
-    def repair(self, host: str) -> None:
-        """Start to open a broken login again, without waiting for it."""
+    def repair(self, host: str, seconds: float = 0.0) -> None:
+        """Start to open a broken login again, and wait for it for some seconds at most."""
         before = self._repairs.get(host)
         if before is None or not before.is_alive():
             self._repairs[host] = threading.Thread(
                 target=self._repair, args=(host,), name="muster-ssh-again", daemon=True
             )
             self._repairs[host].start()
+        self._repairs[host].join(seconds)
 
     def _repair(self, host: str) -> None:
         try:

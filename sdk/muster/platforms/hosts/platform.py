@@ -49,6 +49,7 @@ REMOVE_CACHE = (
     f"{{ rmdir {AROUND_CACHE} 2>/dev/null || :; }}; fi 2>&1"
 )
 POLL_SECONDS = 0.7  # time that a poll waits for a host's answer
+REPAIR_SECONDS = 1.8  # time that a poll waits for a new login: only by that one can tell why workers have ended
 END_SECONDS = 5.0  # how long workers may take to end once they have been stopped
 END_POLL = 0.05
 MORE_SLOTS = ArgumentText("more slots: host:slots in ", Argument("hosts", ""))
@@ -350,11 +351,13 @@ class HostsPlatform(Platform):
         return workers_of(answer, handles, guard[0], self._logins.get(guard[0]).clock_offset)
 
     def _look_after(self, host: str) -> None:
-        """Have a broken login opened again. Raises HostUnreachable until it is open."""
+        """Have a broken login opened again, and wait a moment for it. Raises HostUnreachable until it is open."""
         if not self._logins.is_open(host):
+            seconds = 0.0 if host in self._broken else REPAIR_SECONDS  # once, as a host that is cut off has no answer
             self._broken.add(host)
-            self._logins.repair(host)
-            raise HostUnreachable(f"The login to {host} has ended.")
+            self._logins.repair(host, seconds)
+            if not self._logins.is_open(host):
+                raise HostUnreachable(f"The login to {host} has ended.")
         if host in self._broken:
             self._broken.discard(host)
             for relay in self._relays:
