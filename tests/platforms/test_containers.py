@@ -297,6 +297,20 @@ def test_an_image_without_what_the_strategy_needs(project: Path, engine: Podman)
         run("train.py", 1, n_ps=1, strategy="parameter_server", image=engine.add_python())
 
 
+def test_mpi_in_an_image_without_sshd_is_refused_before_its_launcher_starts(engine: Podman, project: Path) -> None:
+    mpiexec = shutil.which("mpiexec.mpich")
+    if not mpiexec:
+        pytest.skip("MPICH is not installed here")
+    (project / "train.py").write_text("print('never')\n")
+    with pytest.raises(
+        LaunchRefused, match=r"worker-\d did not come up: it has no sshd: its image needs openssh-server"
+    ):
+        run("train.py", strategy="mpi", mpiexec=mpiexec, image=engine.add_python())
+    recorded = muster.open_run()
+    assert not recorded.logs("launcher")
+    assert not recorded.logs()
+
+
 def test_any_image_with_python_will_do(project: Path, engine: Podman) -> None:
     (project / "train.py").write_text("import sys\nprint(sys.executable)\n")
     assert run("train.py", image=engine.add_python()).logs("worker-1") == "/usr/bin/python3\n"
@@ -351,7 +365,7 @@ def test_the_disk_of_the_engine_is_full(
         small.remove()
 
 
-def test_a_session_that_is_in_a_container_itself(project: Path, engine: Podman) -> None:
+def test_a_session_that_is_in_a_container_itself(project: Path, either_engine: ContainerEngine) -> None:
     (project / "train.py").write_text("import os\nprint(os.environ['RANK'], os.uname().nodename)\n")
     program = (
         "import sys, muster\n"
@@ -363,18 +377,27 @@ def test_a_session_that_is_in_a_container_itself(project: Path, engine: Podman) 
         "found = muster.run_cluster(2, worker_script='train.py', image=sys.argv[1], network='training', **options)\n"
         "print(*(found.cluster.logs(f'worker-{index}') for index in range(2)))\n"
     )
-    seen = [f"--volume={folder}:{folder}:ro" for folder in (*own_folders(), str(Path(muster.__file__).parents[1]))]
-    socket = f"--volume={engine.url.removeprefix('unix://')}:/run/podman/podman.sock"
-    image, tiny = engine.add_python(), tiny_image(connect(engine.url))
-    engine.run("network", "create", "training")
-    try:
-        inside = [*seen, socket, f"--volume={project}:/work", "--workdir=/work", "--network=training"]
-        inside += ["--env", f"PYTHONPATH={environment()['PYTHONPATH']}", tiny, sys.executable, "-c", program, image]
-        said = engine.run("run", "--rm", "--init", *inside)
-    finally:
-        engine.run("network", "rm", "--force", "training")
+    said = run_in_container(either_engine, project, program, either_engine.add_python())
     assert "does not see this machine's files" in said  # and what to try
     assert said.split()[-4:] == ["0", "worker-0", "1", "worker-1"]
+
+
+def run_in_container(engine: ContainerEngine, project: Path, program: str, *arguments: str) -> str:
+    """Run a program in a container that has this Python, the engine's socket and the project, and return its output.
+
+    It is on the network ``training``.
+    """
+    seen = [f"--volume={folder}:{folder}:ro" for folder in (*own_folders(), str(Path(muster.__file__).parents[1]))]
+    usual = "/run/podman/podman.sock" if isinstance(engine, Podman) else "/var/run/docker.sock"
+    mounts = [*seen, f"--volume={engine.url.removeprefix('unix://')}:{usual}", f"--volume={project}:/work"]
+    options = ["--workdir=/work", "--network=training", "--env", f"PYTHONPATH={environment()['PYTHONPATH']}"]
+    tiny = tiny_image(connect(engine.url))
+    engine.run("network", "create", "training")
+    try:
+        inside = ["--rm", "--init", *mounts, *options, tiny, sys.executable, "-c", program, *arguments]
+        return engine.run("run", *inside)
+    finally:
+        engine.run("network", "rm", "training")
 
 
 def test_a_port_that_is_taken(either_engine: ContainerEngine) -> None:
