@@ -58,8 +58,11 @@ coverage: setup  ## run the simulated runs, and say how much of sdk/muster/run a
 	$(RUN) coverage run --source=sdk/muster/run,sdk/muster/pools -m pytest -q tests/simulated $(ARGS)
 	$(RUN) coverage report --show-missing --skip-covered --fail-under=95
 
-image:  ## build an image for workers, with Docker or Podman
-	"$$(command -v docker || command -v podman)" build --tag muster-worker $(ARGS) containers
+# What builds the image: the one of the two that is there, Docker where both are.
+ENGINE = $(shell command -v docker || command -v podman)
+
+image:  ## build an image for workers, with Docker or Podman (ENGINE=podman says which)
+	"$(ENGINE)" build --tag muster-worker $(ARGS) containers
 
 worker-image:  ## build the same on a base of the tests' own, once, for its tests; without it they skip
 	@$(PYTHON) scripts/setup.py --tests

@@ -137,19 +137,14 @@ def elsewhere(name: str, fixture: str, words: str = "") -> Any:
     return pytest.param((name, fixture), id=f"on {name}{words}", marks=[pytest.mark.elsewhere, pytest.mark.slow])
 
 
-ELSEWHERE = [
-    elsewhere("hosts", "hosts"),
-    elsewhere("containers", "engine"),
-    elsewhere("slurm", "slurm"),
-    elsewhere("kubernetes", "space"),
-]
-HOSTS_AND_CONTAINERS = ELSEWHERE[:2]
-# Places whose workers share nothing with the session, for tests of what all others share.
+# Places whose workers share nothing with the session, and then all that need an engine.
 SHARING_NOTHING = [
     elsewhere("hosts", "hosts"),
     elsewhere("containers", "engine"),
     elsewhere("containers", "docker", " of Docker"),
 ]
+HOSTS_AND_CONTAINERS = SHARING_NOTHING[:2]
+ELSEWHERE = [*SHARING_NOTHING, elsewhere("slurm", "slurm"), elsewhere("kubernetes", "space")]
 
 
 @pytest.fixture(params=["shared files", "no shared files", *ELSEWHERE])

@@ -326,6 +326,12 @@ def test_make_alone_prints_the_targets() -> None:
         assert re.search(rf"make {target}\s+\w", done.stdout)
 
 
+@needs_make
+def test_the_engine_that_builds_an_image_can_be_said() -> None:
+    planned = make("image", "ENGINE=podman", "ARGS=--tag mine")
+    assert planned == '"podman" build --tag muster-worker --tag mine containers\n'
+
+
 def test_ci_runs_the_very_make_test() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)

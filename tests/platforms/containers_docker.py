@@ -81,6 +81,9 @@ class Docker(ContainerEngine):
         self._has_disk = bool(disk)
         if disk:
             mount_disk(self.root, disk, self.folder)
+            # Where Docker cannot write down a network, it leaves its bridge on this machine.
+            (self.folder / "network").mkdir()
+            (self.root / "network").symlink_to(self.folder / "network")
         self.url = f"unix://{self.folder}/docker.sock"
         self._root = root
         own = {name: value for name, value in os.environ.items() if not name.startswith(("MUSTER_", "DOCKER"))}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import math
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,8 @@ from tests.platforms.container_engine import ContainerEngine
 from tests.platforms.containers_podman import Podman, why_not
 from tests.support import Run, environment, eventually, shell
 
+NAMED_SECONDS = 1.0  # from the engine's own word for what has happened to Muster's
+TRIES = 3
 ENDLESS = "import time\nprint('started', flush=True)\ntime.sleep(600)\n"
 
 
@@ -160,14 +164,33 @@ def test_a_container_that_missed_its_signal_is_asked_again(
 
 
 def test_a_container_that_is_killed_from_outside_is_named(either_engine: ContainerEngine, project: Path) -> None:
+    """Within a second of the engine's own word. A busy machine only makes that later: so the quickest run counts."""
     (project / "train.py").write_text(ENDLESS)
-    running = run("train.py", wait=False)
+    seconds: list[float] = []
+    while len(seconds) < TRIES and min(seconds, default=math.inf) > NAMED_SECONDS:
+        seconds.append(seconds_until_a_kill_is_named(either_engine))
+    assert min(seconds) <= NAMED_SECONDS, seconds
+
+
+def seconds_until_a_kill_is_named(engine: ContainerEngine) -> float:
+    """Kill a container of a run, and return the time from the engine's event of its end to Muster's with the reason."""
+    named: list[float] = []
+
+    def observe(event: Any) -> None:
+        if event.kind == "worker_state" and event.worker == "worker-1" and event.data["status"] == "failed":
+            named.append(event.time)
+
+    running = run("train.py", wait=False, observers=[observe])
     for worker in ("worker-0", "worker-1"):
         has_started(running, worker)
-    names = either_engine.containers()
-    either_engine.run("kill", next(name for name in names if name.endswith("worker-1")))
+    (name,) = (name for name in engine.containers() if name.endswith("worker-1"))
+    began = int(time.time())
+    engine.run("kill", name)
     with pytest.raises(WorkerLost, match="worker-1 was lost: Its container was killed"):
         running.wait()
+    told = connect(engine.url).client.events(since=began, until=int(time.time()) + 1, decode=True)
+    (died,) = (event for event in told if event["Action"] == "die" and event["Actor"]["Attributes"]["name"] == name)
+    return min(named) - float(died["timeNano"]) / 1e9
 
 
 def test_a_container_that_is_removed_is_named(either_engine: ContainerEngine, project: Path) -> None:
@@ -249,16 +272,22 @@ def test_a_script_that_ends_without_waiting_stops_its_run(either_engine: Contain
 
 # Where the service ends between our knock and the request, the docker package leaves its socket open.
 @pytest.mark.filterwarnings(r"ignore:unclosed <socket.socket fd=\d+, family=1:ResourceWarning")
-def test_a_run_goes_on_without_the_service(project: Path, engine: Podman) -> None:
-    (project / "train.py").write_text("import time\nprint('started', flush=True)\ntime.sleep(3)\nprint('done')\n")
+def test_a_run_goes_on_without_the_service_and_says_that_it_is_gone(
+    project: Path, engine: Podman, caplog: pytest.LogCaptureFixture
+) -> None:
+    (project / "train.py").write_text("import time\nprint('started', flush=True)\ntime.sleep(5)\nprint('done')\n")
     running = run("train.py", 1, wait=False)
     has_started(running, "worker-0")
+    time.sleep(2)  # until polls are as far apart as they ever are
+    stopped_at = time.time()
     engine.stop()
     try:
         eventually(lambda: "done" in running.logs("worker-0"), "it goes on", timeout=60)
     finally:
         engine.start()
     running.wait()
+    said = [record for record in caplog.records if "Podman does not answer at unix://" in record.getMessage()]
+    assert said[0].created - stopped_at <= NAMED_SECONDS
     gc.collect()  # such a socket too: later it would be told of in another test
 
 
@@ -266,6 +295,20 @@ def test_an_image_without_what_the_strategy_needs(project: Path, engine: Podman)
     (project / "train.py").write_text("print('never')\n")
     with pytest.raises(MusterError, match=r"python3 \(Python 3[.\d]+\) has no tensorflow here"):
         run("train.py", 1, n_ps=1, strategy="parameter_server", image=engine.add_python())
+
+
+def test_mpi_in_an_image_without_sshd_is_refused_before_its_launcher_starts(engine: Podman, project: Path) -> None:
+    mpiexec = shutil.which("mpiexec.mpich")
+    if not mpiexec:
+        pytest.skip("MPICH is not installed here")
+    (project / "train.py").write_text("print('never')\n")
+    with pytest.raises(
+        LaunchRefused, match=r"worker-\d did not come up: it has no sshd: its image needs openssh-server"
+    ):
+        run("train.py", strategy="mpi", mpiexec=mpiexec, image=engine.add_python())
+    recorded = muster.open_run()
+    assert not recorded.logs("launcher")
+    assert not recorded.logs()
 
 
 def test_any_image_with_python_will_do(project: Path, engine: Podman) -> None:
@@ -322,7 +365,7 @@ def test_the_disk_of_the_engine_is_full(
         small.remove()
 
 
-def test_a_session_that_is_in_a_container_itself(project: Path, engine: Podman) -> None:
+def test_a_session_that_is_in_a_container_itself(project: Path, either_engine: ContainerEngine) -> None:
     (project / "train.py").write_text("import os\nprint(os.environ['RANK'], os.uname().nodename)\n")
     program = (
         "import sys, muster\n"
@@ -334,18 +377,27 @@ def test_a_session_that_is_in_a_container_itself(project: Path, engine: Podman) 
         "found = muster.run_cluster(2, worker_script='train.py', image=sys.argv[1], network='training', **options)\n"
         "print(*(found.cluster.logs(f'worker-{index}') for index in range(2)))\n"
     )
-    seen = [f"--volume={folder}:{folder}:ro" for folder in (*own_folders(), str(Path(muster.__file__).parents[1]))]
-    socket = f"--volume={engine.url.removeprefix('unix://')}:/run/podman/podman.sock"
-    image, tiny = engine.add_python(), tiny_image(connect(engine.url))
-    engine.run("network", "create", "training")
-    try:
-        inside = [*seen, socket, f"--volume={project}:/work", "--workdir=/work", "--network=training"]
-        inside += ["--env", f"PYTHONPATH={environment()['PYTHONPATH']}", tiny, sys.executable, "-c", program, image]
-        said = engine.run("run", "--rm", "--init", *inside)
-    finally:
-        engine.run("network", "rm", "--force", "training")
+    said = run_in_container(either_engine, project, program, either_engine.add_python())
     assert "does not see this machine's files" in said  # and what to try
     assert said.split()[-4:] == ["0", "worker-0", "1", "worker-1"]
+
+
+def run_in_container(engine: ContainerEngine, project: Path, program: str, *arguments: str) -> str:
+    """Run a program in a container that has this Python, the engine's socket and the project, and return its output.
+
+    It is on the network ``training``.
+    """
+    seen = [f"--volume={folder}:{folder}:ro" for folder in (*own_folders(), str(Path(muster.__file__).parents[1]))]
+    usual = "/run/podman/podman.sock" if isinstance(engine, Podman) else "/var/run/docker.sock"
+    mounts = [*seen, f"--volume={engine.url.removeprefix('unix://')}:{usual}", f"--volume={project}:/work"]
+    options = ["--workdir=/work", "--network=training", "--env", f"PYTHONPATH={environment()['PYTHONPATH']}"]
+    tiny = tiny_image(connect(engine.url))
+    engine.run("network", "create", "training")
+    try:
+        inside = ["--rm", "--init", *mounts, *options, tiny, sys.executable, "-c", program, *arguments]
+        return engine.run("run", *inside)
+    finally:
+        engine.run("network", "rm", "training")
 
 
 def test_a_port_that_is_taken(either_engine: ContainerEngine) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from muster.platforms.containers import platform as module
 from muster.platforms.containers.platform import ContainersPlatform
 
 from tests.platforms.containers_docker import Docker
+from tests.platforms.test_containers import NAMED_SECONDS
 from tests.pools.test_cut_links import Proxy
 from tests.support import Run, eventually, shell
 
@@ -97,15 +99,18 @@ def test_a_registry_that_does_not_run(docker: Docker) -> None:
         run("print('never')\n", 1, image=image)
 
 
-def test_a_daemon_that_is_stopped_takes_its_containers_along(docker: Docker) -> None:
+def test_a_daemon_that_is_stopped_takes_its_containers_along(docker: Docker, caplog: pytest.LogCaptureFixture) -> None:
     running = run(ENDLESS, wait=False)
     started = "started\nstarted\n"
     eventually(lambda: running.logs("worker-0") + running.logs("worker-1") == started, "both have started", timeout=60)
-    docker.stop()
+    stopped_at = time.time()
+    docker.stop()  # which closes its socket at once, and gives the containers some seconds
     try:
         with pytest.raises(WorkerLost, match=r"worker-(\d was|0 and worker-1 were) (lost|taken away)") as raised:
             running.wait()
         assert "the platform cannot be asked: Docker does not answer at unix://" in str(raised.value)
+        said = [record for record in caplog.records if "Docker does not answer at unix://" in record.getMessage()]
+        assert said[0].created - stopped_at <= NAMED_SECONDS
     finally:
         docker.start()
     eventually(lambda: docker.left_behind() == [], "the guard has removed what could not be removed before", timeout=60)

@@ -288,6 +288,21 @@ def test_an_engine_may_write_down_last_words_after_it_has_said_that_a_container_
     assert "python3 in the image mine:1 may not be executed" in told["reason"]
 
 
+@pytest.mark.parametrize(
+    ("printed", "status"), [(b"", Status.STOPPED), (b"python3: can't open file '/muster/agent'\n", Status.FAILED)]
+)
+def test_a_container_that_was_told_to_stop_before_it_became_its_first_program(
+    printed: bytes, status: Status, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """runc then exits with status 2, silently: all that an object learns which has not sent the signal."""
+    monkeypatch.setattr(states, "WORDS_SECONDS", 0.1)
+    client = SimpleNamespace(logs=lambda name, **_: iter([printed]))
+    engine: Any = SimpleNamespace(client=client, url="tcp://far:1", product="Podman")
+    told = states._unsaid(engine, Worker("muster-run-worker-0", "worker-0"), {"ExitCode": 2}, None)
+    assert told["status"] is status
+    assert "can't open file" in told.get("reason", "can't open file")
+
+
 def test_workers_whose_image_is_there_start_after_those_that_waited_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

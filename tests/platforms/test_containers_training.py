@@ -20,6 +20,27 @@ from tests.support import environment
 
 REPOSITORY = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
+# Each of two workers adds one to a variable of a server, and then waits for the other.
+PARAMETER_SERVERS = """\
+import os, time
+import tensorflow as tf
+tf1 = tf.compat.v1
+
+def run(cluster, server, task_index):
+    with tf.Graph().as_default():
+        with tf.device('/job:ps/task:0'):
+            total = tf1.get_variable('total', initializer=0.0, use_resource=True)
+        add, missing = total.assign_add(1.0, use_locking=True), tf1.report_uninitialized_variables()
+        with tf1.Session(server.target) as session:
+            if not task_index:
+                session.run(total.initializer)
+            while session.run(missing).size:
+                time.sleep(0.1)
+            session.run(add)
+            while session.run(total) < 2:
+                time.sleep(0.1)
+            print('both have added in', os.uname().nodename, flush=True)
+"""
 
 
 @pytest.fixture(params=["engine"])
@@ -61,26 +82,7 @@ def test_horovod(train: Callable[..., muster.Cluster], workers: int, launcher: s
 
 @pytest.mark.parametrize("train", ["engine", "docker"], indirect=True)
 def test_parameter_servers(train: Callable[..., muster.Cluster], tmp_path: Path) -> None:
-    (tmp_path / "task.py").write_text(
-        "import os, time\n"
-        "import tensorflow as tf\n"
-        "tf1 = tf.compat.v1\n"
-        "\n"
-        "def run(cluster, server, task_index):\n"
-        "    with tf.Graph().as_default():\n"
-        "        with tf.device('/job:ps/task:0'):\n"
-        "            total = tf1.get_variable('total', initializer=0.0, use_resource=True)\n"
-        "        add, missing = total.assign_add(1.0, use_locking=True), tf1.report_uninitialized_variables()\n"
-        "        with tf1.Session(server.target) as session:\n"
-        "            if not task_index:\n"
-        "                session.run(total.initializer)\n"
-        "            while session.run(missing).size:\n"
-        "                time.sleep(0.1)\n"
-        "            session.run(add)\n"
-        "            while session.run(total) < 2:\n"
-        "                time.sleep(0.1)\n"
-        "            print('both have added in', os.uname().nodename, flush=True)\n"
-    )
+    (tmp_path / "task.py").write_text(PARAMETER_SERVERS)
     found = train(2, "task.py", n_ps=1, strategy="parameter_server")
     ends = [found.logs(f"worker-{index}").rstrip().rpartition("\n")[2] for index in range(2)]
     assert ends == ["both have added in worker-0", "both have added in worker-1"]

@@ -19,18 +19,18 @@ import pytest
 
 from tests.platforms.containers_podman import Podman, why_not
 from tests.platforms.hosts_network import Network
+from tests.platforms.test_worker_image import built
 from tests.support import DOCS, environment, eventually
 
 pytestmark = [pytest.mark.elsewhere, pytest.mark.slow]
 
 SCRIPT = "import os\nprint('rank', os.environ.get('HOROVOD_RANK', os.environ.get('RANK')), 'on', os.uname().nodename)\n"
-IMAGE_OF_TESTS = Path(__file__).parents[2] / "scripts" / "worker_image.sh"
 LEFT_OUT = {
     "muster trust": "for hosts that are not logged in to by a key yet; tests/trust has such",
     "ssh lab1": "downloads TensorFlow; the hosts of the tests have the session's interpreter at the same path",
     "apt-get install": "the engine of the tests is here already",
     "podman system service": "as above",
-    "make image": "downloads TensorFlow; the tests' image is made by the same file on another base",
+    "make image": "downloads TensorFlow; make worker-image runs it on another base",
     "cp -r": "its digits are for the script of the next line",
     "muster run -p containers --image": "trains for long on what was left out; test_worker_image.py does so",
     "docker run": "waits for somebody at a terminal; test_containers.py has a session in a container",
@@ -104,12 +104,9 @@ def test_that_of_hosts(hosts: Network, tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.fixture
 def podman_with_training() -> Iterator[Podman]:
     """A Podman that has the image my/training:1; skips where the tests' image of workers is not built."""
-    where = ["bash", str(IMAGE_OF_TESTS), "--where"]
-    built = Path(subprocess.run(where, check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
-    reason = why_not() or ("" if built.is_dir() else "no image of workers is built here: make worker-image")
-    if reason:
-        pytest.skip(reason)
-    podman = Podman(images=built)
+    if why_not():
+        pytest.skip(why_not())
+    podman = Podman(images=built("podman"))
     podman.add_layer("localhost/muster-worker", "mine", b"", "localhost/my/training:1")
     yield podman
     podman.remove()

@@ -1,4 +1,4 @@
-"""The image of ``containers/Dockerfile``: workers in it train by ``horovodrun``, which logs in to them on port 2222."""
+"""The image that ``make image`` builds: workers in it train by ``horovodrun``, which logs in to them on port 2222."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ import muster
 import numpy as np
 import pytest
 
+from tests.platforms.container_engine import ContainerEngine
+from tests.platforms.containers_docker import Docker
 from tests.platforms.containers_podman import Podman, why_not
+from tests.platforms.test_containers import run_in_container
+from tests.platforms.test_containers_training import PARAMETER_SERVERS
 from tests.support import eventually
 
-IMAGE = "localhost/muster-worker"
+IMAGE = "muster-worker"
 REPOSITORY = Path(__file__).parents[2]
 SCRIPTS = ("mnist_horovod.py", "mnist_data.py")
 pytestmark = pytest.mark.slow
@@ -24,12 +28,9 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def podman_with_image() -> Iterator[Podman]:
     """A Podman that has the image; skips where that is not built."""
-    where = ["bash", str(REPOSITORY / "scripts" / "worker_image.sh"), "--where"]
-    built = Path(subprocess.run(where, check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
-    reason = why_not() or ("" if built.is_dir() else "no image of workers is built here: make worker-image")
-    if reason:
-        pytest.skip(reason)
-    podman = Podman(images=built)
+    if why_not():
+        pytest.skip(why_not())
+    podman = Podman(images=built("podman"))
     yield podman
     podman.remove()
 
@@ -43,6 +44,36 @@ def podman(podman_with_image: Podman, monkeypatch: pytest.MonkeyPatch) -> Iterat
     eventually(lambda: podman_with_image.left_behind() == [], "nothing is left on the engine", timeout=30)
 
 
+@pytest.fixture(scope="module")
+def image_of_docker(docker_of_tests: Docker) -> Iterator[None]:
+    """The image in the tests' Docker, which has built it, too; skips where that is not built."""
+    docker_of_tests.run("load", "--input", str(built("docker.tar")))
+    yield
+    docker_of_tests.run("rmi", IMAGE)
+
+
+@pytest.fixture
+def docker_with_image(image_of_docker: None, docker: Docker) -> Docker:
+    """A Docker that has the image."""
+    return docker
+
+
+@pytest.fixture(params=["podman", pytest.param("docker_with_image", marks=pytest.mark.elsewhere)])
+def engine_with_image(request: pytest.FixtureRequest) -> ContainerEngine:
+    """An engine that has the image, which it has built itself: Podman, and elsewhere Docker."""
+    engine: ContainerEngine = request.getfixturevalue(request.param)
+    return engine
+
+
+def built(name: str) -> Path:
+    """Return the path of what an engine has built; skip the test where there is none."""
+    where = ["bash", str(REPOSITORY / "scripts" / "worker_image.sh"), "--where"]
+    path = Path(subprocess.run(where, check=True, stdout=subprocess.PIPE, text=True).stdout.strip(), name)
+    if not path.exists():
+        pytest.skip("no image of workers is built here: make worker-image")
+    return path
+
+
 def write_digits(path: Path) -> None:
     """Write images of ten kinds, each with a bright row of its own, as Keras keeps MNIST."""
     dice = np.random.default_rng(1)
@@ -54,7 +85,9 @@ def write_digits(path: Path) -> None:
     np.savez(path, **{name: array.astype(np.uint8) for name, array in arrays.items()})
 
 
-def test_workers_in_it_train_over_horovodrun(podman: Podman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_in_it_train_over_horovodrun(
+    engine_with_image: ContainerEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name in SCRIPTS:
         shutil.copy(REPOSITORY / "worker_scripts" / name, tmp_path)
@@ -92,7 +125,28 @@ def test_agents_start_the_ranks_in_it(podman: Podman, tmp_path: Path, monkeypatc
     ]
 
 
-def test_it_holds_no_key_and_nothing_of_muster_and_its_user_is_an_ordinary_one(podman: Podman) -> None:
+def test_it_holds_no_key_and_nothing_of_muster_and_its_user_is_an_ordinary_one(
+    engine_with_image: ContainerEngine,
+) -> None:
     look = "id -u; find / -xdev '(' -name 'ssh_host_*' -o -name authorized_keys -o -name 'muster*' ')' 2> /dev/null"
-    printed = podman.run("run", "--rm", "--network=none", IMAGE, "sh", "-c", f"{look}; true")
+    printed = engine_with_image.run("run", "--rm", "--network=none", IMAGE, "sh", "-c", f"{look}; true")
     assert printed.split() == ["1000"]
+
+
+SESSION = f"""
+import muster
+options = {{"platform": "containers", "image": "{IMAGE}", "network": "training", "memory": 2, "timeout_seconds": 240}}
+for script, kind in (("train.py", {{"strategy": "horovod", "launcher": "horovodrun"}}), ("task.py", {{"n_ps": 1}})):
+    cluster = muster.run_cluster(2, worker_script=script, **kind, **options).cluster
+    print("trained:", *(cluster.logs(f"worker-{{index}}").splitlines()[-1] for index in range(2)))
+"""
+
+
+@pytest.mark.elsewhere
+def test_a_session_in_a_container_trains_in_others(docker_with_image: Docker, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import horovod.tensorflow as hvd\nhvd.init()\nprint(hvd.rank(), hvd.size())\n")
+    (tmp_path / "task.py").write_text(PARAMETER_SERVERS)
+    said = run_in_container(docker_with_image, tmp_path, SESSION)
+    ends = [f"both have added in worker-{index}" for index in range(2)]
+    trained = [line for line in said.splitlines() if line.startswith("trained:")]
+    assert trained == ["trained: 0 2 1 2", f"trained: {ends[0]} {ends[1]}"], said

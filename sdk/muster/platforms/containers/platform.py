@@ -72,7 +72,6 @@ class ContainersPlatform(Platform):
         None, "Largest size of a worker's log in bytes", default="64 MiB", metavar="BYTES", minimum=1
     )
     name = "containers"
-    poll_seconds = (0.2, 1.0)
     explain_seconds = 1.0
     storage = Storage.NOTHING
 

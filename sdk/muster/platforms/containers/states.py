@@ -21,6 +21,9 @@ WORDS_SECONDS = 5.0  # longest time that an engine may take to store the last ou
 CANNOT_EXECUTE = "failed to exec"  # printed by Podman's init, which then exits with status 1
 NOT_EXECUTABLE, NO_PROGRAM = 126, 127  # exit statuses of an init that cannot start the program
 SIGTERM_STATUS, SIGKILL_STATUS = 128 + signal.SIGTERM, 128 + signal.SIGKILL
+# Of runc, silently, where SIGTERM comes in the moment before it becomes the container's first program: the kernel
+# ends no first process by a signal without a handler, and programs in Go then exit with this.
+STOPPED_EARLY_STATUS = 2
 
 
 def running(engine: Engine, worker: Worker) -> Worker:
@@ -74,13 +77,15 @@ def _unsaid(engine: Engine, worker: Worker, state: Mapping[str, Any], image: str
     elif code == SIGKILL_STATUS:
         reason = "Its container was killed (SIGKILL): by somebody, or by the system for want of memory."
     else:
-        reason = _why_it_failed(engine, worker, state, image)
+        words = _last_words(engine, worker.id)
+        if code == STOPPED_EARLY_STATUS and not words:  # a Python that fails says why
+            return {"status": Status.STOPPED}
+        reason = _why_it_failed(engine, words, state, image)
     return {"status": Status.FAILED, "reason": reason}
 
 
-def _why_it_failed(engine: Engine, worker: Worker, state: Mapping[str, Any], image: str | None) -> str:
+def _why_it_failed(engine: Engine, words: str, state: Mapping[str, Any], image: str | None) -> str:
     code = int(state.get("ExitCode") or 0)
-    words = _last_words(engine, worker.id)
     python = f"python3 in the image {image}" if image else sys.executable
     if code == NO_PROGRAM or (CANNOT_EXECUTE in words and "No such file" in words):
         return f"There is no {python}, which workers need: Python 3.6 or later."
