@@ -7,10 +7,9 @@ import os
 import signal
 import socket
 import subprocess
-import threading
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -622,24 +621,35 @@ def test_slurm_is_asked_as_often_for_a_thousand_workers_of_several_runs_as_for_t
     assert len(ended) <= 4
 
 
-def test_tasks_of_several_nodes_are_told_to_end_at_the_same_time(
-    fake: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    asked: list[tuple[str, ...]] = []
-    together = threading.Barrier(2)  # breaks unless both are under way
+def test_tasks_of_several_nodes_are_told_to_end_by_one_request(cluster: StandIn, run: Run) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = []
 
-    def run(*argv: str, seconds: float = 60.0, **_: Any) -> tuple[int, str, str]:
-        together.wait(20)
-        asked.append(argv)
-        assert seconds < 60
-        return 0, "", ""
+    class Noted(Here):
+        def call(self, request: str, seconds: float | None = None, **fields: Any) -> Mapping[str, Any]:
+            asked.append((request, fields))
+            return super().call(request, seconds, **fields)
 
-    monkeypatch.setattr(HERE, "run", run)
-    made = Submission(tmp_path)
-    made.job = "7"
-    tasks = [Task(node=f"n{number % 2}", pid=number, at=1.0) for number in range(10, 14)]
-    SlurmPlatform._end_tasks(made, dict(enumerate([*tasks, Task()])))
-    assert sorted(words[-3:] for words in asked) == [("-TERM", "10", "12"), ("-TERM", "11", "13")]
+    platform = SlurmPlatform()
+    platform._site = Noted()
+    handles = platform.submit([run.spec(f"worker-{number}") for number in range(40)], "key")
+    folder = Path(handles[0].partition("@")[2])
+    for task in range(1, 31):  # the others have not begun, and never will
+        write_private(folder / f"worker-{task}.news", json.dumps({"node": f"n{task % 15}", "pid": 100 + task, "at": 1}))
+    del asked[:]
+    platform.stop(handles[1:])
+    assert [request for request, _ in asked] == ["news", "stop", "commands"]
+    told = cluster.asked("srun")
+    assert len(told) == 15
+    assert any("--jobid=7 --overlap" in line and line.endswith("--nodelist=n3 kill -TERM 103 118") for line in told)
+    assert not [*folder.glob("worker-39.launch")]
+    platform.close()
+
+
+def test_commands_of_one_request_run_at_the_same_time_and_none_for_too_long(tmp_path: Path) -> None:
+    waits = "touch {}; until [ -e {} ]; do sleep 0.02; done"
+    both = [["sh", "-c", waits.format(tmp_path / one, tmp_path / other)] for one, other in ("ab", "ba")]
+    assert slurm_site.commands(both, 60) == {"late": False}
+    assert slurm_site.commands([["sleep", "60"], ["false"]], 0.2) == {"late": True}
 
 
 def test_a_job_whose_submission_was_not_answered_is_cancelled(

@@ -21,7 +21,6 @@ from muster.options.fields import option
 from muster.platforms.agents import default_log_cap
 from muster.platforms.base import Platform, Reach, Relay, Storage, read_log
 from muster.platforms.hosts.hostfile import NAME
-from muster.platforms.parallel import at_once
 from muster.platforms.slurm import script
 from muster.platforms.slurm.commands import job_of
 from muster.platforms.slurm.guard import JobGuard
@@ -46,7 +45,6 @@ from muster.text.arguments import Argument, ArgumentText
 
 END_SECONDS = 10.0  # time that cancelled jobs may take to end
 KILL_SECONDS = 15.0  # time that the step may take that signals the tasks on a node to end
-AT_ONCE = 8  # such steps at the same time; a login node runs one after the other
 CHECK_SECONDS = 0.05  # between two checks whether cancelled tasks have ended
 LOGIN_ADVICE = "run again; `ssh HOST` must stay connected for as long as the run, so run it where the network stays up"
 STRANGER = "This platform does not know the worker."
@@ -406,9 +404,9 @@ class SlurmPlatform(Platform):
             tasks, numbers = made.tasks(), [task_of(handle) for handle in of_one]
             over = {number for number, task in tasks.items() if task.outcome or task.was_stopped}
             wanted = [number for number in numbers if number not in over]
-            for number in wanted:
-                made.stop(number)
-            if not wanted and not made.is_left:
+            if wanted:
+                made.stop(wanted)
+            elif not made.is_left:
                 continue
             if len(over) + len(wanted) == len(made.names):
                 made.is_left = True
@@ -425,15 +423,15 @@ class SlurmPlatform(Platform):
             if task.pid:
                 pids.setdefault((task.node, made.part_of(number)), []).append(str(task.pid))
 
-        def end(there: tuple[str, int | None]) -> None:
-            node, part = there
+        commands = []
+        for (node, part), of_node in pids.items():
             group = [] if part is None else [f"--het-group={part}"]
-            made.site.run(
+            commands.append([
                 "srun", f"--jobid={made.job}", *group, "--overlap", "--ntasks=1", "--nodes=1", "--mem=0",
-                f"--nodelist={node}", "kill", "-TERM", *pids[node, part], seconds=KILL_SECONDS,
-            )  # fmt: skip
-
-        at_once(end, [*pids], AT_ONCE)
+                f"--nodelist={node}", "kill", "-TERM", *of_node,
+            ])  # fmt: skip
+        if commands:
+            made.site.run_all(commands, KILL_SECONDS)
 
     def _cancel(self, made: Submission) -> None:
         """Cancel a submission's job, or its step in the job that this session runs in, but never that job."""
