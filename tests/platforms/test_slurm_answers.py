@@ -601,7 +601,8 @@ def test_slurm_is_asked_as_often_for_a_thousand_workers_of_several_runs_as_for_t
     platforms = [SlurmPlatform(), SlurmPlatform()]
     handles = [platform.submit(specs, "key") for platform in platforms]
     at_start = len(cluster.asked())
-    assert at_start == 2 * len(["sinfo", "scontrol show config", "squeue", "sbatch --test-only", "sbatch"])
+    asked_first = ["scontrol show partition", "sinfo", "scontrol show config", "squeue", "sbatch --test-only", "sbatch"]
+    assert at_start == 2 * len(asked_first)
     # Tasks that have said where they are and tasks that have not yet cost the same.
     for folder in {handle.partition("@")[2] for of_one in handles for handle in of_one}:
         for task in range(workers // 2):

@@ -31,9 +31,13 @@ from muster.platforms.slurm.nodes import (
     Partition,
     check_fits,
     chosen,
+    limits_in_words,
     nodes_in,
     partitions,
+    selection_in,
     selection_of,
+    with_features,
+    with_limits,
     workers_per_node,
 )
 from muster.platforms.slurm.queue import QueuedJob
@@ -192,20 +196,28 @@ class SlurmPlatform(Platform):
 
     def _check_fits(self, wanted: Sequence[tuple[str, Resources]]) -> None:
         """Raise ResourceError or JobError for workers, with their names, that could never run."""
-        check_fits(self._chosen(), wanted, self.time, self.nodes, self._selection)
+        there = self._chosen()
+        selection = selection_in(there, self._selection)
+        check_fits(there, wanted, self._said("time"), self.nodes, selection, self._said("constraint"))
+
+    def limits(self) -> list[str]:
+        """Return what the partitions have that the job may go to, and what they allow; nothing within a job."""
+        return [] if self.allocation else [limits_in_words(partition) for partition in self._chosen()]
 
     def _chosen(self) -> list[Partition]:
         if time.monotonic() > self._known_at + NODES_SECONDS:
-            self._partitions = partitions(self._site)
             what = "Slurm's configuration could not be read"
+            shown = self._site.ask("scontrol", "-a", "-o", "show", "partition", what=what)
+            self._partitions = with_limits(partitions(self._site), shown)
             self._selection = selection_of(self._site.ask("scontrol", "show", "config", what=what))
             self._variables = self._site.variables()
             self._known_at = time.monotonic()
-        return chosen(self._partitions, None if self.allocation else self._named())
+        return chosen(self._partitions, None if self.allocation else self._said("partition"))
 
-    def _named(self) -> str | None:
-        """Return the partitions that the user names, here or to sbatch, separated by commas; None for none."""
-        return self.partition or self._variables.get("SBATCH_PARTITION")
+    def _said(self, name: str) -> str | None:
+        """Return an option as the user says it, here or to sbatch by a variable of the environment there."""
+        said: str | None = getattr(self, name)
+        return said or self._variables.get(script.VARIABLES[name])
 
     def _flags(self) -> dict[str, str]:
         """Return the user's options for sbatch, by name. Raises JobError."""
@@ -225,19 +237,20 @@ class SlurmPlatform(Platform):
 
     def _site_options(self, specs: Sequence[WorkerSpec]) -> script.SiteOptions:
         partitions = self._chosen()
-        nodes = nodes_in(partitions)
+        selection = selection_in(partitions, self._selection)
+        nodes = nodes_in(with_features(partitions, self._said("constraint")))
         has_memory = all(node.memory > 1 for node in nodes)
-        needs_numbers = has_memory and self._selection.counts_memory and self._has_whole_nodes(partitions)
+        needs_numbers = has_memory and selection.counts_memory and self._has_whole_nodes(partitions)
         per_node = {
             each: number
             for count, each in script.parts_of([spec.resources for spec in specs] if needs_numbers else [])
-            if (number := workers_per_node(count, each, nodes, self._selection, self.nodes)) is not None
+            if (number := workers_per_node(count, each, nodes, selection, self.nodes)) is not None
         }
         return script.SiteOptions(
             flags={**self._flags(), **script.deadline_of(specs[0].queue_seconds, self.time)},
             raw=self.sbatch_args,
             has_memory=has_memory,
-            has_gpus_per_task=self._selection.has_gpus_per_task,
+            has_gpus_per_task=selection.has_gpus_per_task,
             per_node=per_node,
         )
 
@@ -319,7 +332,9 @@ class SlurmPlatform(Platform):
 
     def _nodes_now(self) -> list[Node]:
         """Return the nodes of the partitions that jobs go to, in their present states."""
-        return [node for partition in chosen(partitions(self._site), self._named()) for node in partition.nodes]
+        return [
+            node for partition in chosen(partitions(self._site), self._said("partition")) for node in partition.nodes
+        ]
 
     def _start(self, made: Submission, specs: Sequence[WorkerSpec]) -> list[str]:
         """Start a step of the job that this session runs in. Raises OSError."""
