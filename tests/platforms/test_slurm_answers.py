@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -165,6 +166,23 @@ def test_a_job_that_the_queue_does_not_show_is_not_over(fake: StandIn, monkeypat
     before = len(fake.asked("scontrol"))
     assert looked.end_of("8") == looked.end_of("8")
     assert len(fake.asked("scontrol")) - before == 1
+
+
+def test_what_nobody_remembers_is_said_to_be_unknown_where_there_is_no_accounting(
+    fake: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
+    (fake.folder / "bin" / "sacct").unlink()
+    monkeypatch.setenv("PATH", f"{fake.folder}/bin{os.pathsep}/bin")
+    assert shutil.which("sacct") is None
+    fake.says("scontrol", "", complains="slurm_load_jobs error: Invalid job id specified", status=1)
+    made = Submission(Path("/nowhere"))
+    made.job, made.names, made.known_at = "7", ["worker-0"], float("-inf")
+    worker = state_of(Worker("7.0@/nowhere", "worker-0", created_at=1.0), made, Task(node="n2", at=1.0), None)
+    assert (worker.status, worker.cause) == (Status.FAILED, EndCause.LOST)
+    assert str(worker.reason).startswith(
+        "What ended it is not known: its job is gone from Slurm's memory, and there is no"
+    )
 
 
 @pytest.mark.parametrize("set_by", [3600.0, -3600.0])

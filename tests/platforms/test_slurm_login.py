@@ -23,6 +23,7 @@ from muster.errors import (
     HostUnreachable,
     JobError,
     LaunchRefused,
+    PlatformError,
     PlatformUnsupported,
     WorkerLost,
     WorkersMissing,
@@ -232,6 +233,17 @@ def test_hundreds_of_agents_come_through_one_login(
     finally:
         login.old.unlink()
     assert len(stand_in.asked("sbatch --parsable")) == 1
+
+
+def test_more_workers_than_sshd_may_have_connections_are_refused_with_the_number(
+    project: Path, login: LoginMachine
+) -> None:
+    with (
+        login.open_files(70),
+        pytest.raises(PlatformError, match="can carry the connections of 6 workers, and not of 8"),
+    ):
+        run("endless.py", 8, nodes="2", memory=0.1)
+    assert login.engine.jobs() == []
 
 
 def test_a_login_that_ends_is_told_of_and_its_job_is_cancelled(project: Path, login: LoginMachine) -> None:
