@@ -292,7 +292,10 @@ class Engine:
         (self.folder / "slurm.conf").write_text(CONFIG.format(nodes="\n".join(nodes), **facts))
         known = ["127.0.0.1 localhost", *(f"{subnet}.{number} {name}" for number, name in enumerate(names, 2))]
         (self.folder / "hosts").write_text("\n".join([*known, f"{self.address} {os.uname().nodename}", ""]))
-        (self.folder / "gres.conf").write_text(f"Name=gpu Count={gpus}\n" if gpus else "")
+        for number in range(gpus):  # slurmd looks whether a GPU's file is there
+            (self.folder / f"gpu{number}").touch()
+        each = f"Name=gpu File={self.folder}/gpu[0-{gpus - 1}]\n"
+        (self.folder / "gres.conf").write_text(each if gpus else "")
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nConstrainRAMSpace=yes\n")
         (self.folder / "sbin").mkdir()
         for name in ("slurmctld", "slurmd", "slurmstepd"):  # Slurm knows its daemons by these names alone

@@ -246,6 +246,26 @@ def test_workers_of_several_sizes_are_parts_of_one_job() -> None:
     ]
 
 
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_each_part_of_a_job_goes_to_one_of_the_partitions(
+    run: Run, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, by_variable: bool
+) -> None:
+    """Slurm 22.05 never starts a heterogeneous job whose parts may go to several."""
+    lines = ["gpu|infinite|NO|n1|127.0.0.1|64|256000|idle|gpu:4", "cpu|infinite|NO|n2|127.0.0.1|64|64000|idle|(null)"]
+    lines.append("small*|infinite|NO|n3|127.0.0.1|2|1000|idle|(null)")
+    stand_in.says("sinfo", "".join(f"{line}\n" for line in lines))
+    if by_variable:
+        monkeypatch.setenv("SBATCH_PARTITION", "small,gpu,cpu")
+    platform = SlurmPlatform(partition=None if by_variable else "small,gpu,cpu")
+    sizes = {"ps-0": Resources(4, 16), "worker-0": Resources(4, 4, 1)}
+    specs = [run.spec(name, resources=size) for name, size in sizes.items()]
+    asked = re.findall(r"--partition=(\S+)", platform.submission_text(specs))
+    assert asked == ["cpu", "gpu"]
+    assert "SBATCH_PARTITION" in variables(platform._site_options(specs))
+    one_size = platform.submission_text(specs[1:])
+    assert re.findall(r"--partition=(\S+)", one_size) == ([] if by_variable else ["small,gpu,cpu"])
+
+
 @pytest.mark.parametrize(
     ("select", "gres", "asked"),
     [

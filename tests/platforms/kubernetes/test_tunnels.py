@@ -41,6 +41,7 @@ def test_pods_that_cannot_dial_the_session_find_out_by_themselves(space: Space) 
     assert values.status == "succeeded"
 
 
+@pytest.mark.elsewhere  # it takes 16 s
 def test_the_doctor_s_workers_find_a_way_back_where_a_policy_lets_none_dial(space: Space) -> None:
     (space.folder / "train.py").write_text("print('trained')\n")
     options: dict[str, Any] = {"memory": 0.5, "cpu": 0.1, "timeout_seconds": 120, "python": space.python}

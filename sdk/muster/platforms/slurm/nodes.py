@@ -265,6 +265,27 @@ def check_fits(
             )
 
 
+def partition_for(
+    count: int, each: Resources, partitions: Sequence[Partition], time: str | None, selection: Selection = USUAL
+) -> str:
+    """Return which of these partitions workers of this size go to, where a job can be sent to one only.
+
+    It is the first that could run them; for workers without GPUs the first of those with the fewest on their nodes.
+    """
+
+    def could_run(partition: Partition) -> bool:
+        try:
+            check_fits([partition], [("", each)] * count, time, selection=selection_in([partition], selection))
+        except (ResourceError, JobError):
+            return False
+        return True
+
+    able = [partition for partition in partitions if could_run(partition)] or [*partitions]
+    if each.gpu:
+        return able[0].name
+    return min(able, key=lambda partition: max((node.gpus for node in partition.nodes), default=0)).name
+
+
 def _asked(each: Resources) -> dict[str, int]:
     """Return what Slurm counts for a worker, by kind."""
     return {"cores": cores_of(each), "GPUs": each.gpu, MEMORY: cores_of(each) * memory_per_core(each)}

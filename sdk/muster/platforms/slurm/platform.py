@@ -33,6 +33,7 @@ from muster.platforms.slurm.nodes import (
     chosen,
     limits_in_words,
     nodes_in,
+    partition_for,
     partitions,
     selection_in,
     selection_of,
@@ -240,14 +241,26 @@ class SlurmPlatform(Platform):
         selection = selection_in(partitions, self._selection)
         nodes = nodes_in(with_features(partitions, self._said("constraint")))
         has_memory = all(node.memory > 1 for node in nodes)
+        parts = script.parts_of([spec.resources for spec in specs])
         needs_numbers = has_memory and selection.counts_memory and self._has_whole_nodes(partitions)
         per_node = {
             each: number
-            for count, each in script.parts_of([spec.resources for spec in specs] if needs_numbers else [])
+            for count, each in (parts if needs_numbers else [])
             if (number := workers_per_node(count, each, nodes, selection, self.nodes)) is not None
         }
+        own: dict[Resources, str] = {}
+        if len(parts) > 1 and len(partitions) > 1 and self._said("partition"):
+            there = with_features(partitions, self._said("constraint"))
+            own = {
+                each: partition_for(count, each, there, self._said("time"), self._selection) for count, each in parts
+            }
         return script.SiteOptions(
-            flags={**self._flags(), **script.deadline_of(specs[0].queue_seconds, self.time)},
+            partitions=own,
+            flags={
+                **self._flags(),
+                **({"partition": str(self._said("partition"))} if own else {}),
+                **script.deadline_of(specs[0].queue_seconds, self.time),
+            },
             raw=self.sbatch_args,
             has_memory=has_memory,
             has_gpus_per_task=selection.has_gpus_per_task,
