@@ -93,8 +93,8 @@ def asked_a_second(platform: SlurmPlatform, workers: int, seconds: float, asked:
 class Simulated(SlurmPlatform):
     """A Slurm platform whose tasks report their nodes at once, and whose agents are simulated."""
 
-    def __init__(self, channels: Sequence[Connection]) -> None:
-        super().__init__()
+    def __init__(self, channels: Sequence[Connection], **options: str) -> None:
+        super().__init__(**options)  # type: ignore[arg-type]
         self.storage = Storage.ALL  # nothing has to be sent
         self._channels = channels
 

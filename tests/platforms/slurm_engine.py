@@ -81,10 +81,15 @@ KillWait=2
 UnkillableStepTimeout=10
 CompleteWait=0
 MinJobAge={remembered}
-{nodes}
-PartitionName=main Nodes=ALL Default=YES MaxTime=60 PriorityTier=1
+{gpus}{nodes}
+PartitionName=main Nodes=ALL Default=YES MaxTime={minutes} PriorityTier=1
 PartitionName=urgent Nodes=ALL MaxTime=60 PriorityTier=10
 PartitionName=alone Nodes=ALL MaxTime=60 OverSubscribe=EXCLUSIVE
+"""
+GPUS_CONFIG = """\
+GresTypes=gpu
+PartitionName=gpu Nodes=ALL MaxTime=INFINITE
+PartitionName=cpu Nodes=ALL MaxTime=INFINITE
 """
 ACCOUNTING_CONFIG = """\
 AccountingStorageType=accounting_storage/slurmdbd
@@ -233,7 +238,8 @@ class Engine:
         root: folder of the unpacked packages.
         names: names of its nodes.
         accounting: folder of the packages for accounting; None for a Slurm without it.
-        cpus: CPUs of each node.
+        cpus, memory, gpus: CPUs, MiB of memory and GPUs of each node, which only Slurm believes in. With GPUs there are
+            the partitions ``gpu`` and ``cpu``, and jobs may take any time.
         has_cgroups: whether its nodes limit the memory of each step by a control group, which is named after the node.
         has_user: whether there is an ordinary user, with whose rights ``as_user`` runs programs.
 
@@ -250,6 +256,8 @@ class Engine:
         *,
         accounting: Path | None = None,
         cpus: int = CPUS,
+        memory: int = MEMORY,
+        gpus: int = 0,
         has_cgroups: bool = False,
         has_user: bool = False,
     ) -> None:
@@ -268,7 +276,7 @@ class Engine:
         (self.folder / "munge" / "key").chmod(0o400)
         nodes = [
             f"NodeName={name} NodeHostname={os.uname().nodename} NodeAddr={subnet}.{number} Port=16818 CPUs={cpus} "
-            f"RealMemory={MEMORY}"
+            f"RealMemory={memory}{f' Gres=gpu:{gpus}' if gpus else ''}"
             for number, name in enumerate(names, 2)
         ]
         facts = {
@@ -277,12 +285,17 @@ class Engine:
             "accounting": "AccountingStorageType=accounting_storage/none", "accounting_setup": "",
             "preempt": "preempt/partition_prio", "remembered": 300, "gather": "JobAcctGatherType=jobacct_gather/none",
             "task": "task/cgroup" if has_cgroups else "task/none", "user_setup": self._with_user() if has_user else "",
+            "minutes": "INFINITE" if gpus else 60, "gpus": GPUS_CONFIG if gpus else "",
         }  # fmt: skip
         if accounting:
             facts.update(self._with_accounting(accounting, facts))
         (self.folder / "slurm.conf").write_text(CONFIG.format(nodes="\n".join(nodes), **facts))
         known = ["127.0.0.1 localhost", *(f"{subnet}.{number} {name}" for number, name in enumerate(names, 2))]
         (self.folder / "hosts").write_text("\n".join([*known, f"{self.address} {os.uname().nodename}", ""]))
+        for number in range(gpus):  # slurmd looks whether a GPU's file is there
+            (self.folder / f"gpu{number}").touch()
+        each = f"Name=gpu File={self.folder}/gpu[0-{gpus - 1}]\n"
+        (self.folder / "gres.conf").write_text(each if gpus else "")
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nConstrainRAMSpace=yes\n")
         (self.folder / "sbin").mkdir()
         for name in ("slurmctld", "slurmd", "slurmstepd"):  # Slurm knows its daemons by these names alone

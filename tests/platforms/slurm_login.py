@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -152,6 +153,16 @@ class LoginMachine:
             yield
         finally:
             subprocess.run([*network, "-D", *refused], check=True)
+
+    @contextlib.contextmanager
+    def open_files(self, most: int) -> Iterator[None]:
+        """Let the sshd of each login have so many files open, for a while."""
+        first, before = self._first(), resource.prlimit(self._first(), resource.RLIMIT_NOFILE)
+        resource.prlimit(first, resource.RLIMIT_NOFILE, (most, before[1]))
+        try:
+            yield
+        finally:
+            resource.prlimit(first, resource.RLIMIT_NOFILE, before)
 
     def pids(self) -> list[int]:
         """Return the ids on this machine of all processes of the login node, its first sshd aside."""

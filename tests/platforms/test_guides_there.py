@@ -1,24 +1,37 @@
-"""The guides of hosts and of containers, from top to bottom, as somebody follows them who has a script and no more.
+"""The guides of platforms, from top to bottom, as somebody follows them who has a script and no more.
 
 What they say in blocks, and the commands with arguments in their text, is run in order as it stands there: on the hosts
-of the tests, and on their Podman. ``LEFT_OUT`` says what is not.
+of the tests, their Podman, their Slurm and their Kubernetes. ``LEFT_OUT`` says what is not.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import pty
 import re
+import select
 import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import muster
 import pytest
 
+from tests.platforms import slurm_engine, slurm_login
 from tests.platforms.containers_podman import Podman, why_not
 from tests.platforms.hosts_network import Network
+from tests.platforms.kubernetes.accounts import kubeconfig_of
+from tests.platforms.kubernetes.cluster import IMAGE_OF_GUIDE, until
+from tests.platforms.kubernetes.space import Space, this_machine
+from tests.platforms.slurm_login import LoginMachine
 from tests.platforms.test_worker_image import built
 from tests.support import DOCS, environment, eventually
 
@@ -34,7 +47,17 @@ LEFT_OUT = {
     "cp -r": "its digits are for the script of the next line",
     "muster run -p containers --image": "trains for long on what was left out; test_worker_image.py does so",
     "docker run": "waits for somebody at a terminal; test_containers.py has a session in a container",
+    "import signal": "part of somebody's training loop",
+    "muster plan --submission": "names no script; test_kubernetes.py gives what it prints to kubectl",
 }
+ORPHAN = """
+import json, os, signal, sys; from tests.support import Run, shell; from pathlib import Path
+from muster.agent.places import symbol; from muster.platforms import get_platform
+platform = get_platform('kubernetes', **json.loads(sys.argv[1])); run = Run(Path.cwd())
+places = {'scratch': Path(symbol('scratch')), 'cwd': symbol('scratch')}
+platform.submit([run.spec(process=shell('sleep 600'), **places)], 'key')
+os.kill(platform._guard.pid, signal.SIGKILL); os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 class Reader:
@@ -52,26 +75,82 @@ class Reader:
             program = folder / "bin" / name
             program.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
             program.chmod(0o755)
-        self._environment = environment(PATH=f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
+        self._path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
 
-    def follow(self, page: str) -> None:
-        """Run everything that a page says, in order."""
+    @property
+    def _environment(self) -> dict[str, str]:
+        return environment(PATH=self._path)
+
+    def follow(self, text: str, **words: str) -> None:
+        """Run everything that a text says, in order.
+
+        Args:
+            text: a guide, or a part of one.
+            words: what somebody writes in the place of some of its words.
+        """
         names: dict[str, object] = {}
-        parts = re.compile(r"^```(sh|python)\n(.*?)^```|`(muster \w+ -[^`]+)`", re.MULTILINE | re.DOTALL)
-        for language, block, inline in parts.findall((DOCS / page).read_text(encoding="utf-8")):
+        parts = re.compile(r"^ *```(sh|python|console)\n(.*?)^ *```|`(muster \w+ -[^`]+)`", re.MULTILINE | re.DOTALL)
+        for word, other in {"RUN": "last", **words}.items():
+            text = text.replace(word, other)
+        for language, block, inline in parts.findall(text):
             if language == "python":
-                exec(compile(block, page, "exec"), names)
+                if not is_left_out(block):
+                    exec(compile(block, "guide", "exec"), names)
+                continue
+            lines = [re.sub(r" +# .*", "", line) for line in (block or inline).replace("\\\n", " ").splitlines()]
+            if language == "console":
+                lines = [line.strip().removeprefix("$ ") for line in lines]
+            if lines[0].startswith("salloc"):
+                self._type(lines)
             else:
-                for line in (block or inline).splitlines():
-                    self._run(re.sub(r" +# .*", "", line))
+                for line in lines:
+                    self._run(line)
 
     def _run(self, command: str) -> None:
-        if not any(command.startswith(left_out) for left_out in LEFT_OUT):
-            done = subprocess.run(
-                command.replace("RUN", "last"), shell=True, env=self._environment, capture_output=True, text=True
-            )
+        if not is_left_out(command):
+            wanted = command.replace("sbatch ", "sbatch --wait ", 1) if command.startswith("sbatch ") else command
+            done = subprocess.run(wanted, shell=True, env=self._environment, capture_output=True, text=True)
             self.said[command] = done.stdout
             assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+
+    def kubectl(self, *words: str, given: str | None = None) -> None:
+        """Run ``kubectl``, as somebody who may do everything."""
+        subprocess.run(["kubectl", *words], env=self._environment, input=given, text=True, check=True)
+
+    def _type(self, lines: Sequence[str]) -> None:
+        """Type commands into a terminal, of which all but the last begin a shell, and leave these again."""
+        pid, terminal = pty.fork()
+        if not pid:
+            os.execve("/bin/sh", ["sh", "-c", lines[0]], {**self._environment, "TERM": "dumb", "SHELL": "/bin/sh"})
+        said = b""
+        try:
+            for number, line in enumerate([*lines[1:], "true"]):
+                os.write(terminal, f"echo up$((1 + {number}))\n".encode())
+                said = wait_for(rb"up%d\r" % (1 + number), terminal, said)
+                os.write(terminal, f"{line} || exit 1\n".encode())
+            for _ in lines[1:]:
+                os.write(terminal, b"exit\n")
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, said
+        finally:
+            os.close(terminal)
+
+
+def is_left_out(command: str) -> bool:
+    return command.startswith(tuple(LEFT_OUT))
+
+
+def wait_for(pattern: bytes, terminal: int, said: bytes) -> bytes:
+    """Wait until a terminal has said this, after what it has said before, and return all of it."""
+    deadline = time.monotonic() + 120
+    while not re.search(pattern, said):
+        assert time.monotonic() < deadline, said
+        if select.select([terminal], [], [], 0.1)[0]:
+            said += os.read(terminal, 4096)
+    return said
+
+
+def guide(page: str) -> str:
+    return (DOCS / page).read_text(encoding="utf-8")
 
 
 def lines_of_runs() -> list[list[str]]:
@@ -89,7 +168,7 @@ def test_that_of_hosts(hosts: Network, tmp_path: Path, monkeypatch: pytest.Monke
     config.write_text("".join(labs) + before)
     reader = Reader(tmp_path, {})
     try:
-        reader.follow("hosts.md")
+        reader.follow(guide("hosts.md"))
     finally:
         config.write_text(before)
     four = [f"rank {rank} on h{1 + rank // 2}" for rank in range(4)]
@@ -121,7 +200,7 @@ def test_that_of_containers(podman_with_training: Podman, tmp_path: Path, monkey
         if name.startswith("CONTAINERS_"):
             monkeypatch.setenv(name, value)
     reader = Reader(tmp_path, {"docker": ["env", "--unset=CONTAINER_HOST", *podman.command()]})
-    reader.follow("containers.md")
+    reader.follow(guide("containers.md"))
     ranks = [f"rank {rank} on worker-{rank}" for rank in range(4)]
     workers = [f"worker-{index} in worker-{index}" for index in range(2)]  # by the script that the page has
     assert lines_of_runs() == [ranks[:2], ranks, workers, workers]
@@ -133,3 +212,89 @@ def test_that_of_containers(podman_with_training: Podman, tmp_path: Path, monkey
     assert cleaned.startswith("localhost/muster-tiny-")
     podman.run("network", "rm", "training")
     eventually(lambda: podman.left_behind() == [], "nothing is left on the engine", timeout=30)
+
+
+@pytest.fixture
+def cluster_with_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoginMachine]:
+    """A Slurm as large as its guide takes for granted, with a login node, on whose machine the session runs as well."""
+    reason = slurm_engine.why_not() or slurm_login.why_not()
+    root = None if reason else slurm_engine.fetch()
+    if root is None:
+        pytest.skip(reason or "Debian's packages of Slurm cannot be fetched here")
+    engine = slurm_engine.Engine(root, cpus=16, memory=64_000, gpus=4)
+    machine = LoginMachine(engine)
+    monkeypatch.setenv("PATH", f"{machine.folder / 'bin'}{os.pathsep}{engine.path}")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    yield machine
+    try:
+        machine.remove_what_tensorflow_leaves()
+        machine.expect_nothing_left()
+        engine.expect_nothing_left()
+    finally:
+        machine.remove()
+        engine.remove()
+
+
+def test_that_of_slurm(cluster_with_gpus: LoginMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    reader = Reader(tmp_path, {})
+    reader.follow(guide("slurm.md"), **{"me@login1": slurm_login.NAME})
+    two = [f"rank {rank} on n{rank + 1}" for rank in range(2)]
+    on_one = [f"rank {rank} on n1" for rank in range(2)]
+    nowhere = ["rank None on n1"] * 4
+    runs = lines_of_runs()
+    assert runs[:4] == [two, on_one, nowhere, nowhere]
+    assert sorted(set(runs[4])) == ["", "rank None on n1"] or sorted(set(runs[4])) == ["", "rank None on n2"]
+    assert runs[5:] == [two, two]
+    doctors = [" ".join(said.split()) for command, said in reader.said.items() if command.startswith("muster doctor")]
+    assert len(doctors) == 2
+    assert all("partition main: 2 nodes, the largest with 16 cores, 64000 MiB and 4 GPUs" in said for said in doctors)
+
+
+def test_that_of_kubernetes(space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image is one of empty folders, so that an overlay brings this machine's; workers are as small as its node."""
+    cluster = space.cluster
+    kubectl = shutil.which("kubectl")
+    if not cluster.is_own or not kubectl:
+        pytest.skip("it needs a cluster of the tests' own, and kubectl")
+    text, overlay = guide("kubernetes.md"), tmp_path / "machine.json"
+    overlay.write_text(json.dumps(this_machine()))
+    small = ["--overlay", str(overlay), "--python", space.python, "--cpu", "0.2", "--memory", "0.5"]
+    as_small = f'verb=$1; shift; exec "$0" -m muster "$verb" {shlex.join(small)} "$@"'
+    reader = Reader(
+        tmp_path,
+        {
+            "muster": ["sh", "-c", as_small, sys.executable],
+            "kubectl": ["env", f"KUBECONFIG={cluster.kubeconfig}", kubectl],
+        },
+    )
+    reader.kubectl("create", "namespace", "ml")
+    try:
+        reader.kubectl("-n", "ml", "create", "serviceaccount", "me")
+        (role,) = re.findall(r"^   ```yaml\n(.*?)^   ```", text, re.MULTILINE | re.DOTALL)
+        reader.kubectl("apply", "-f", "-", given=textwrap.dedent(role))
+        token = until(lambda: cluster.token("ml", "me"), "the account has a token")
+        monkeypatch.setenv("KUBECONFIG", kubeconfig_of(space, token, tmp_path))
+        options: dict[str, Any] = {"overlay": overlay, "python": space.python, "cpu": 0.2, "memory": 0.5}
+        monkeypatch.setattr(muster, "run_cluster", partial(muster.run_cluster, timeout_seconds=120, **options))
+        before, by_hand, after = text.partition("To clean up by hand")
+        assert by_hand
+        with cluster.with_gpus(4):
+            reader.follow(before)
+        four, two = ([f"rank {rank}" for rank in range(size)] for size in (4, 2))
+        assert [[line.partition(" on ")[0] for line in run] for run in lines_of_runs()] == [four, two]
+        (doctor,) = (said for command, said in reader.said.items() if command.startswith("muster doctor"))
+        assert "2 workers came up" in doctor
+        (plan,) = (said for command, said in reader.said.items() if command.startswith("muster plan"))
+        assert "kubernetes" in plan
+        path = f"{environment()['PYTHONPATH']}{os.pathsep}{Path(__file__).parents[2]}"
+        orphan = json.dumps({"namespace": "ml", "image": IMAGE_OF_GUIDE, "overlay": str(overlay)})
+        subprocess.run([sys.executable, "-c", ORPHAN, orphan], env=environment(PYTHONPATH=path), check=False)
+        (pod,) = cluster.pods("ml")
+        owner = pod["metadata"]["labels"]["muster/owner"]
+        reader.follow(after, OWNER=owner)
+        listed = [said for command, said in reader.said.items() if command.startswith("kubectl")]
+        assert owner in listed[0]
+        assert cluster.secrets("ml") == []
+    finally:
+        reader.kubectl("delete", "namespace", "ml", "--wait=false")

@@ -35,6 +35,7 @@ from muster.platforms.slurm.platform import SlurmPlatform
 from muster.platforms.slurm.queue import POLL_SECONDS, Queue
 from muster.platforms.slurm.site import HERE
 
+from tests.platforms.each_strategy import TENSORFLOW, Training, each_strategy
 from tests.platforms.slurm_engine import Engine
 from tests.support import Run, command_line, environment, eventually, shell
 
@@ -161,10 +162,10 @@ def test_a_job_that_waits_says_why_and_one_that_is_held_is_given_up(project: Pat
 
     def look(event: Event) -> None:
         seen.append(event)
-        if "Resources" in str(event.data.get("reason")):
+        if "Slurm expects to start it at" in str(event.data.get("reason")):
             slurm.run("scancel", other)
 
-    run("train.py", observers=[look])
+    run("train.py", observers=[look], queue_timeout=90)
     told = [event.data["reason"] for event in seen if event.kind == "worker_state" and event.data.get("reason")]
     assert told[0].startswith("The job is queued: it waits for nodes that are free (Slurm says Resources)")
     with pytest.raises(WorkersMissing, match=r"2 of 2 workers were still queued after 5 s: .*you hold it.*JobHeldUser"):
@@ -268,6 +269,23 @@ def test_inside_a_job_the_workers_are_a_step_of_it(
     notebook.kill()
     notebook.wait()
     eventually(lambda: slurm.run("squeue", "-h", "-s", "-o", "%i").split() in no_step, "no step is left", 20)
+    assert slurm.run("squeue", "-h", "-o", "%i %T").split() == [job, "RUNNING"]
+
+
+@each_strategy
+@pytest.mark.elsewhere
+@pytest.mark.slow
+def test_each_strategy_trains_in_a_step_of_the_session_s_job(
+    training: Training, project: Path, slurm: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "train.py").write_text(training.script)
+    job = slurm.submit("--nodes=2", "--ntasks=6", "--mem-per-cpu=2000")
+    eventually(lambda: slurm.run("squeue", "-h", "-o", "%T").split() == ["RUNNING"], "it runs", timeout=30)
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    options = {**TENSORFLOW, "nodes": None, **training.options}
+    if training.n_ps:
+        options |= {"ps_memory": 1.0}  # so that the step has parts of two sizes
+    training.check(run("train.py", n_ps=training.n_ps, **options))
     assert slurm.run("squeue", "-h", "-o", "%i %T").split() == [job, "RUNNING"]
 
 

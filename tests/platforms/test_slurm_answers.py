@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
-import threading
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,6 +166,23 @@ def test_a_job_that_the_queue_does_not_show_is_not_over(fake: StandIn, monkeypat
     before = len(fake.asked("scontrol"))
     assert looked.end_of("8") == looked.end_of("8")
     assert len(fake.asked("scontrol")) - before == 1
+
+
+def test_what_nobody_remembers_is_said_to_be_unknown_where_there_is_no_accounting(
+    fake: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HERE, "queue", Queue(HERE))
+    (fake.folder / "bin" / "sacct").unlink()
+    monkeypatch.setenv("PATH", f"{fake.folder}/bin{os.pathsep}/bin")
+    assert shutil.which("sacct") is None
+    fake.says("scontrol", "", complains="slurm_load_jobs error: Invalid job id specified", status=1)
+    made = Submission(Path("/nowhere"))
+    made.job, made.names, made.known_at = "7", ["worker-0"], float("-inf")
+    worker = state_of(Worker("7.0@/nowhere", "worker-0", created_at=1.0), made, Task(node="n2", at=1.0), None)
+    assert (worker.status, worker.cause) == (Status.FAILED, EndCause.LOST)
+    assert str(worker.reason).startswith(
+        "What ended it is not known: its job is gone from Slurm's memory, and there is no"
+    )
 
 
 @pytest.mark.parametrize("set_by", [3600.0, -3600.0])
@@ -602,7 +619,8 @@ def test_slurm_is_asked_as_often_for_a_thousand_workers_of_several_runs_as_for_t
     platforms = [SlurmPlatform(), SlurmPlatform()]
     handles = [platform.submit(specs, "key") for platform in platforms]
     at_start = len(cluster.asked())
-    assert at_start == 2 * len(["sinfo", "scontrol show config", "squeue", "sbatch --test-only", "sbatch"])
+    asked_first = ["scontrol show partition", "sinfo", "scontrol show config", "squeue", "sbatch --test-only", "sbatch"]
+    assert at_start == 2 * len(asked_first)
     # Tasks that have said where they are and tasks that have not yet cost the same.
     for folder in {handle.partition("@")[2] for of_one in handles for handle in of_one}:
         for task in range(workers // 2):
@@ -622,24 +640,35 @@ def test_slurm_is_asked_as_often_for_a_thousand_workers_of_several_runs_as_for_t
     assert len(ended) <= 4
 
 
-def test_tasks_of_several_nodes_are_told_to_end_at_the_same_time(
-    fake: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    asked: list[tuple[str, ...]] = []
-    together = threading.Barrier(2)  # breaks unless both are under way
+def test_tasks_of_several_nodes_are_told_to_end_by_one_request(cluster: StandIn, run: Run) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = []
 
-    def run(*argv: str, seconds: float = 60.0, **_: Any) -> tuple[int, str, str]:
-        together.wait(20)
-        asked.append(argv)
-        assert seconds < 60
-        return 0, "", ""
+    class Noted(Here):
+        def call(self, request: str, seconds: float | None = None, **fields: Any) -> Mapping[str, Any]:
+            asked.append((request, fields))
+            return super().call(request, seconds, **fields)
 
-    monkeypatch.setattr(HERE, "run", run)
-    made = Submission(tmp_path)
-    made.job = "7"
-    tasks = [Task(node=f"n{number % 2}", pid=number, at=1.0) for number in range(10, 14)]
-    SlurmPlatform._end_tasks(made, dict(enumerate([*tasks, Task()])))
-    assert sorted(words[-3:] for words in asked) == [("-TERM", "10", "12"), ("-TERM", "11", "13")]
+    platform = SlurmPlatform()
+    platform._site = Noted()
+    handles = platform.submit([run.spec(f"worker-{number}") for number in range(40)], "key")
+    folder = Path(handles[0].partition("@")[2])
+    for task in range(1, 31):  # the others have not begun, and never will
+        write_private(folder / f"worker-{task}.news", json.dumps({"node": f"n{task % 15}", "pid": 100 + task, "at": 1}))
+    del asked[:]
+    platform.stop(handles[1:])
+    assert [request for request, _ in asked] == ["news", "stop", "commands"]
+    told = cluster.asked("srun")
+    assert len(told) == 15
+    assert any("--jobid=7 --overlap" in line and line.endswith("--nodelist=n3 kill -TERM 103 118") for line in told)
+    assert not [*folder.glob("worker-39.launch")]
+    platform.close()
+
+
+def test_commands_of_one_request_run_at_the_same_time_and_none_for_too_long(tmp_path: Path) -> None:
+    waits = "touch {}; until [ -e {} ]; do sleep 0.02; done"
+    both = [["sh", "-c", waits.format(tmp_path / one, tmp_path / other)] for one, other in ("ab", "ba")]
+    assert slurm_site.commands(both, 60) == {"late": False}
+    assert slurm_site.commands([["sleep", "60"], ["false"]], 0.2) == {"late": True}
 
 
 def test_a_job_whose_submission_was_not_answered_is_cancelled(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -22,22 +23,29 @@ from muster.errors import (
     HostUnreachable,
     JobError,
     LaunchRefused,
+    PlatformError,
     PlatformUnsupported,
     WorkerLost,
     WorkersMissing,
 )
 from muster.events import Event
-from muster.job import Status
+from muster.job import Job, Resources, Status
 from muster.platforms.slurm.platform import SlurmPlatform
 from muster.records import scratch
 
+from benchmarks.idle import Idle
+from benchmarks.slurm_load import Simulated
+from benchmarks.thousand_agents import PROGRESS, simulated_agents
+from tests.platforms.each_strategy import TENSORFLOW, Training, each_strategy
 from tests.platforms.slurm_login import NAME, NO_FORWARDING, NO_PYTHON, NO_SLURM, OLD_PYTHON, TERMINAL, LoginMachine
+from tests.platforms.slurm_stand_in import StandIn
 from tests.support import Run, StubSession, command_line, descendants_of, environment, eventually, shell
 
 NOTEBOOK = (
     "import muster, sys; muster.run_cluster(2, strategy='processes', worker_script='endless.py', platform='slurm',"
     " login='login1', nodes='2', memory=0.5, sbatch_args=tuple(sys.argv[1:]))"
 )
+HUNDREDS = 400
 ENDLESS = "import time\nprint('started', flush=True)\ntime.sleep(600)\n"
 
 
@@ -108,13 +116,12 @@ def test_secrets_are_neither_in_command_lines_nor_open_to_others(login: LoginMac
     session.close()
 
 
+@each_strategy
+@pytest.mark.elsewhere
 @pytest.mark.slow
-def test_horovod_trains(project: Path, login: LoginMachine) -> None:
-    (project / "train.py").write_text(
-        "import horovod.tensorflow as hvd\nhvd.init()\nprint('rank', hvd.rank(), 'of', hvd.size())\n"
-    )
-    trained = run("train.py", strategy="horovod", memory=2, timeout_seconds=240)
-    assert [trained.logs(f"worker-{index}").splitlines()[-1] for index in range(2)] == ["rank 0 of 2", "rank 1 of 2"]
+def test_each_strategy_trains(training: Training, project: Path, login: LoginMachine) -> None:
+    (project / "train.py").write_text(training.script)
+    training.check(run("train.py", nodes=None, n_ps=training.n_ps, **{**TENSORFLOW, **training.options}))
     login.remove_what_tensorflow_leaves()
 
 
@@ -198,6 +205,47 @@ def test_nothing_is_left_when_the_notebook_is_killed(project: Path, login: Login
     scratch.sweep(Path(tempfile.gettempdir()))  # as the next run does
 
 
+@pytest.mark.elsewhere  # it takes 15 s
+def test_hundreds_of_agents_come_through_one_login(
+    login: LoginMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agents are simulated, as is Slurm: sshd, ssh and the relay are real."""
+    monkeypatch.setattr("muster.platforms.slurm.platform.END_SECONDS", 0.1)  # the job of the stand-in runs for ever
+    heard: set[str] = set()
+    behind = tmp_path / "slurm"
+    stand_in = StandIn(behind)
+    stand_in.has_a_job()
+    stand_in.says("sinfo", f"main*|infinite|NO|n1|{login.engine.subnet}.2|4096|8000000|idle|(null)\n")
+    login.old.symlink_to(behind / "bin")
+    try:
+        with simulated_agents(HUNDREDS, PROGRESS) as channels:
+            platform = Simulated(channels, login=OLD_PYTHON, folder=str(tmp_path / "made"))
+            job = Job(None, HUNDREDS, resources=Resources(1, 0.1))
+            observers = [lambda event: heard.add(event.worker) if event.kind == "progress" else None]
+            with (
+                contextlib.closing(platform),
+                muster.Cluster(job, strategy=Idle(), platform=platform, timeout_seconds=120, observers=observers),
+            ):
+                relayed = [pid for pid in login.pids() if "sys.stdin.buffer.raw" in command_line(pid)]
+                assert sum(len([*Path(f"/proc/{pid}/fd").iterdir()]) for pid in relayed) > 2 * HUNDREDS
+                eventually(lambda: len(heard) == HUNDREDS, "all agents have reported", 60)
+            assert all(channel.recv() for channel in channels), "the agents have been told to stop"
+    finally:
+        login.old.unlink()
+    assert len(stand_in.asked("sbatch --parsable")) == 1
+
+
+def test_more_workers_than_sshd_may_have_connections_are_refused_with_the_number(
+    project: Path, login: LoginMachine
+) -> None:
+    with (
+        login.open_files(70),
+        pytest.raises(PlatformError, match="can carry the connections of 6 workers, and not of 8"),
+    ):
+        run("endless.py", 8, nodes="2", memory=0.1)
+    assert login.engine.jobs() == []
+
+
 def test_a_login_that_ends_is_told_of_and_its_job_is_cancelled(project: Path, login: LoginMachine) -> None:
     running = started()
     (ssh,) = ssh_processes()
@@ -273,6 +321,8 @@ def test_plan_and_doctor_ask_there(project: Path, login: LoginMachine) -> None:
     said = CliRunner().invoke(main, ["doctor", *options])
     assert said.exit_code == 0, said.output
     assert f"slurm, partition main, through {NAME}" in said.output
+    limits = "partition main: 2 nodes, the largest with 4 cores and 8000 MiB; a job may take 60 minutes"
+    assert limits in " ".join(said.output.split())
 
 
 def test_the_oldest_python_that_a_login_node_may_have(project: Path, login: LoginMachine) -> None:

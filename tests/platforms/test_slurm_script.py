@@ -23,7 +23,17 @@ from muster.errors import JobError, ResourceError
 from muster.job import Resources
 from muster.platforms import agent_package
 from muster.platforms.agent_package import packed_agent
-from muster.platforms.slurm.nodes import Node, Partition, Selection, check_fits, selection_of, workers_per_node
+from muster.platforms.slurm.nodes import (
+    Node,
+    Partition,
+    Selection,
+    check_fits,
+    limits_in_words,
+    selection_of,
+    with_features,
+    with_limits,
+    workers_per_node,
+)
 from muster.platforms.slurm.platform import SlurmPlatform
 from muster.platforms.slurm.script import SiteOptions, batch_script, check_raw, variables
 from muster.platforms.slurm.site import HERE
@@ -37,7 +47,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """Commands that stand in for Slurm's."""
     made = StandIn(tmp_path / "slurm")
     monkeypatch.setenv("PATH", made.path)
-    for name in ("SLURM_JOB_ID", "SBATCH_EXCLUSIVE", "SBATCH_PARTITION"):
+    for name in ("SLURM_JOB_ID", "SBATCH_EXCLUSIVE", "SBATCH_PARTITION", "SBATCH_CONSTRAINT", "SBATCH_TIMELIMIT"):
         monkeypatch.delenv(name, raising=False)
     return made
 
@@ -236,6 +246,26 @@ def test_workers_of_several_sizes_are_parts_of_one_job() -> None:
     ]
 
 
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_each_part_of_a_job_goes_to_one_of_the_partitions(
+    run: Run, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, by_variable: bool
+) -> None:
+    """Slurm 22.05 never starts a heterogeneous job whose parts may go to several."""
+    lines = ["gpu|infinite|NO|n1|127.0.0.1|64|256000|idle|gpu:4", "cpu|infinite|NO|n2|127.0.0.1|64|64000|idle|(null)"]
+    lines.append("small*|infinite|NO|n3|127.0.0.1|2|1000|idle|(null)")
+    stand_in.says("sinfo", "".join(f"{line}\n" for line in lines))
+    if by_variable:
+        monkeypatch.setenv("SBATCH_PARTITION", "small,gpu,cpu")
+    platform = SlurmPlatform(partition=None if by_variable else "small,gpu,cpu")
+    sizes = {"ps-0": Resources(4, 16), "worker-0": Resources(4, 4, 1)}
+    specs = [run.spec(name, resources=size) for name, size in sizes.items()]
+    asked = re.findall(r"--partition=(\S+)", platform.submission_text(specs))
+    assert asked == ["cpu", "gpu"]
+    assert "SBATCH_PARTITION" in variables(platform._site_options(specs))
+    one_size = platform.submission_text(specs[1:])
+    assert re.findall(r"--partition=(\S+)", one_size) == ([] if by_variable else ["small,gpu,cpu"])
+
+
 @pytest.mark.parametrize(
     ("select", "gres", "asked"),
     [
@@ -301,6 +331,83 @@ def test_workers_that_all_nodes_together_cannot_hold_are_refused_with_the_number
     with pytest.raises(ResourceError) as refused:
         check_fits([partition], named, None)
     assert refused.value.message == said
+
+
+FEATURED = (replace(NODES[0], features=frozenset({"fast", "new"})), replace(NODES[1], features=frozenset({"fast"})))
+
+
+@pytest.mark.parametrize(
+    ("constraint", "named"),
+    [
+        (None, ["n1", "n2"]),
+        ("new", ["n1"]),
+        ("fast&new", ["n1"]),
+        ("new|fast", ["n1", "n2"]),
+        ("[new|fast]", ["n1", "n2"]),
+        ("fast*2&new*1", ["n1", "n2"]),
+        ("nowhere", ["n1", "n2"]),  # which sbatch refuses
+    ],
+)
+def test_only_nodes_with_the_features_count(constraint: str | None, named: list[str]) -> None:
+    partition = Partition("main", True, None, FEATURED)
+    assert [node.name for one in with_features([partition], constraint) for node in one.nodes] == named
+
+
+def test_what_only_nodes_without_the_features_could_hold_is_refused_with_the_number(stand_in: StandIn) -> None:
+    lines = [
+        "main*|infinite|NO|n1|127.0.0.1|64|256000|idle|(null)|new",
+        "main*|infinite|NO|n2|127.0.0.1|8|8000|idle|(null)|old",
+    ]
+    stand_in.says("sinfo", "".join(f"{line}\n" for line in lines))
+    SlurmPlatform().shortages([Resources(16, 1)])
+    with pytest.raises(
+        ResourceError, match=r"16 cores; the largest node that this platform has \(main with old\) has 8"
+    ):
+        SlurmPlatform(constraint="old").shortages([Resources(16, 1)])
+
+
+@pytest.mark.parametrize("name", ["constraint", "time"])
+def test_what_a_variable_says_to_sbatch_counts_as_if_it_were_said_here(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    stand_in.says(
+        "sinfo",
+        "main*|1:00:00|NO|n1|127.0.0.1|64|256000|idle|(null)|new\nmain*|1:00:00|NO|n2|127.0.0.1|8|8000|idle|(null)|old\n",
+    )
+    monkeypatch.setenv(
+        {"constraint": "SBATCH_CONSTRAINT", "time": "SBATCH_TIMELIMIT"}[name],
+        {"constraint": "old", "time": "2:00:00"}[name],
+    )
+    with pytest.raises(
+        (ResourceError, JobError), match=r"main with old\) has 8|time is 2:00:00, 120 minutes; main allows 60"
+    ):
+        SlurmPlatform().shortages([Resources(16, 1)])
+    SlurmPlatform(**{name: {"constraint": "new", "time": "30m"}[name]}).shortages([Resources(16, 1)])  # type: ignore[arg-type]
+
+
+def test_a_partition_may_count_memory_where_others_do_not(stand_in: StandIn) -> None:
+    """Each of three workers has more than a third of the memory."""
+    wanted = [Resources(1, 4)] * 3
+    stand_in.says("sinfo", "main*|infinite|NO|n1|127.0.0.1|64|8000|idle|(null)\n")
+    said = "PartitionName=main MaxTime=UNLIMITED SelectTypeParameters={}\nSelectTypeParameters = {}\n"
+    for own, usual in (("CR_CORE_MEMORY", "CR_CORE"), ("NONE", "CR_CORE_MEMORY")):
+        stand_in.says("scontrol", said.format(own, usual))
+        with pytest.raises(ResourceError, match="3 workers ask for 11637 MiB of memory together"):
+            SlurmPlatform().shortages(wanted)
+    stand_in.says("scontrol", said.format("CR_CORE", "CR_CORE_MEMORY"))
+    SlurmPlatform().shortages(wanted)
+
+
+def test_a_partition_s_limits_are_told() -> None:
+    shown = (
+        "PartitionName=gpu AllowAccounts=physics AllowQos=ALL QoS=N/A DefaultTime=00:10:00 MaxNodes=4 MaxTime=04:00:00 "
+        "State=UP SelectTypeParameters=NONE MaxMemPerNode=UNLIMITED\nPartitionName=other MaxNodes=1\n"
+    )
+    (partition,) = with_limits({"gpu": Partition("gpu", True, 240.0, NODES)}, shown).values()
+    assert limits_in_words(partition) == (
+        "partition gpu: 2 nodes, the largest with 8 cores, 32000 MiB and 4 GPUs; a job may take 240 minutes; one "
+        "without a time limit gets 10; Slurm says MaxNodes 4; Slurm says AllowAccounts physics; n2 is down"
+    )
 
 
 def test_memory_is_added_up_only_where_slurm_does() -> None:

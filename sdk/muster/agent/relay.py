@@ -51,12 +51,13 @@ class TcpRelay:
 
     Attributes:
         port: the port.
+        most: how many connections it carries at the same time.
         heard_at: when something last came from there, on the monotonic clock.
     """
 
     def __init__(self, address: str, target: "Address") -> None:
         self._target = target
-        self._most = _most_connections()
+        self.most = _most_connections()
         self._sides: "set[RelayedSide]" = set()
         self.heard_at = time.monotonic()
         self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -94,7 +95,7 @@ class TcpRelay:
         except OSError:
             time.sleep(BUSY_SECONDS)
             return
-        if len(self._sides) >= 2 * self._most:  # this process needs descriptors for other things, too
+        if len(self._sides) >= 2 * self.most:  # this process needs descriptors for other things, too
             near.close()
             return
         try:

@@ -6,11 +6,13 @@ cancels the session's jobs, queued ones too, and removes their files.
 """
 
 import contextlib
+import os
+import re
 import time
 
-from . import slurm_site
+from . import linux, slurm_site
 from .host_guard import IDLE_SECONDS, HostGuard, channel_of_login
-from .relay import TcpRelay
+from .relay import MOST, SPARE, TcpRelay
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,10 +67,10 @@ class SlurmGuard(HostGuard):
         return {}
 
     def _do_relay(self, address: str, host: str, port: int) -> "dict[str, Any]":
-        """Relay connections to a free port of this address, which is returned, to a host and port."""
+        """Relay connections to a free port of this address, which is returned, to a host and port; and how many."""
         relay = TcpRelay(address, (host, port))
         self._relays[relay.port] = relay
-        return {"port": relay.port}
+        return {"port": relay.port, "most": min(relay.most, _most_of_sshd())}
 
     def _do_end_relay(self, port: int) -> "dict[str, Any]":
         """End the relay at this port, with all of its connections."""
@@ -81,6 +83,18 @@ class SlurmGuard(HostGuard):
         """End where nothing has been heard of the session for some time, not even on its way to workers."""
         self._heard_at = max([self._heard_at] + [relay.heard_at for relay in self._relays.values()])
         super()._end_if_idle()
+
+
+def _most_of_sshd() -> int:
+    """Return for how many forwarded connections the sshd of this login may open a socket, as far as that is known."""
+    process = linux.stat(os.getppid())
+    while process is not None:
+        if linux.name_of(process.pid).startswith("sshd"):
+            with contextlib.suppress(OSError), open("/proc/{}/limits".format(process.pid)) as file:
+                said = re.search(r"^Max open files +(\d+)", file.read(), re.MULTILINE)
+                return max(int(said.group(1)) - SPARE, 1) if said else MOST
+        process = linux.stat(process.parent)
+    return MOST
 
 
 def main(folder: str) -> None:

@@ -30,6 +30,7 @@ LARGEST_NEWS = 1 << 20  # bytes of what an agent has left for its platform
 LARGEST_OUTPUT = 1 << 23  # characters of what a command prints, or a file holds
 LARGEST_END = 16 << 10  # bytes that are read of the end of a job's output, which may be of any size
 LAST_SECONDS = 5.0  # that a task which is ended may take to write its last words
+AT_ONCE = 8  # commands that are run at the same time
 PROFILE_SECONDS = 10.0  # that the user's startup files may take, while the platform waits for twice as long
 
 
@@ -65,6 +66,36 @@ def command(argv: "list[str]", given: "str | None", limit: float, without: "list
     except OSError as error:
         return {"why": error.strerror or str(error)}
     return {"status": done.returncode, "out": _text(done.stdout), "said": _text(done.stderr)}
+
+
+def commands(argvs: "list[list[str]]", limit: float) -> "dict[str, Any]":
+    """Run commands whose output nobody needs, some at the same time; return whether one took too long (``late``).
+
+    Args:
+        argvs: the commands.
+        limit: seconds that each may take.
+    """
+    late = False
+    for first in range(0, len(argvs), AT_ONCE):
+        deadline = time.monotonic() + limit
+        begun = [
+            subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=environment(),
+            )
+            for argv in argvs[first : first + AT_ONCE]
+        ]
+        for process in begun:
+            try:
+                process.wait(max(deadline - time.monotonic(), 0))
+            except subprocess.TimeoutExpired:
+                late = True
+                process.kill()
+                process.wait()
+    return {"late": late}
 
 
 def _text(data: bytes) -> str:
@@ -199,12 +230,13 @@ def news(folder: str, sizes: "dict[str, int]") -> "dict[str, Any]":
     return {"tasks": tasks, "news": found, "stopped": stopped}
 
 
-def stop(folder: str, task: int) -> "dict[str, Any]":
-    """Record that a task is to end, and remove its agent's config, so that a task that has not begun never does."""
-    path = os.path.join(folder, "worker-{}".format(task))
-    with contextlib.suppress(OSError):  # the folder is gone, as the submission has ended
-        os.close(os.open(path + ".stop", os.O_WRONLY | os.O_CREAT, 0o600))
-        os.unlink(path + ".launch")
+def stop(folder: str, tasks: "list[int]") -> "dict[str, Any]":
+    """Record that tasks are to end, and remove their agents' configs, so that a task that has not begun never does."""
+    for task in tasks:
+        path = os.path.join(folder, "worker-{}".format(task))
+        with contextlib.suppress(OSError):  # the folder is gone, as the submission has ended
+            os.close(os.open(path + ".stop", os.O_WRONLY | os.O_CREAT, 0o600))
+            os.unlink(path + ".launch")
     return {}
 
 
@@ -244,7 +276,7 @@ def left_behind(around: str, labels: "list[str]") -> "dict[str, Any]":
 REQUESTS: "dict[str, Callable[..., dict[str, Any]]]" = {
     call.__name__: call
     for call in (
-        missing, command, variables, home, identity, address,
+        missing, command, commands, variables, home, identity, address,
         write, read, news, stop, end_of_output, remove, left_behind,
     )
 }  # fmt: skip

@@ -30,7 +30,7 @@ from muster.run.attempts import Attempts
 from muster.run.control import Answer, Control
 from muster.run.request import AT_ONCE, CheckedRun
 from muster.run.streams import Stream
-from muster.runtime import clock, descriptors
+from muster.runtime import clock
 from muster.runtime.background import background_loop, in_thread
 from muster.runtime.imports import import_at_once
 from muster.runtime.latch import Latch
@@ -152,7 +152,6 @@ class Execution:
             await self._control()
             for remark in self._remarks:
                 self._observers.tell(Event.of(events.Note(remark)))
-            descriptors.make_room(len(checked.members))  # for what the platform starts, too
             await self._attempt_until_done(checked)
         except MusterError as raised:
             return raised

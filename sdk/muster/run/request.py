@@ -388,7 +388,7 @@ def check(request: RunRequest) -> CheckedRun:
     worker_ports = port_range(request.worker_ports)
     address = plain_text("session_address", request.session_address)
     members = member_names(job, strategy)
-    _check_descriptors(len(members))
+    _make_room_for(len(members))
     collect = patterns("collect", request.collect)
     platform.check()
     project = None
@@ -493,10 +493,11 @@ def _reach(platform: Platform, asked: str) -> tuple[tuple[str, int], Reach]:
     return (host, port), reach if host == reach.advertise else Reach(host, host)
 
 
-def _check_descriptors(n_workers: int) -> None:
-    """Raise JobError where this process may not open a connection for each worker."""
+def _make_room_for(n_workers: int) -> None:
+    """Make room for a connection of each worker, also in what the platform starts. Raises JobError without any."""
     try:
         descriptors.check(n_workers)
+        descriptors.make_room(n_workers)
     except descriptors.TooFewDescriptors as error:
         fewer = "fewer workers, or " if error.needed - n_workers < error.limit else ""
         raise JobError(

@@ -41,6 +41,7 @@ from muster.platforms.kubernetes.kubeconfig import find_access
 HERE = Path(__file__).parent
 GROUPS = Path("/sys/fs/cgroup")
 READY_SECONDS = 120.0
+IMAGE_OF_GUIDE = "registry.example/me/training:1"  # the same as the next
 IMAGE = "muster.test/worker:1"  # has the system's folders only, where pods mount this machine's
 
 
@@ -100,6 +101,25 @@ class Cluster:
             yield
         finally:
             self._change_nodes({"unschedulable": False})
+
+    @contextlib.contextmanager
+    def with_gpus(self, count: int) -> Iterator[None]:
+        """The cluster's nodes with GPUs, which only Kubernetes believes in."""
+        self._change_status({"nvidia.com/gpu": str(count)})
+        try:
+            yield
+        finally:
+            self._change_status({"nvidia.com/gpu": None})
+
+    def _change_status(self, capacity: Mapping[str, str | None]) -> None:
+        for node in self.client.get("/api/v1/nodes")["items"]:
+            path = f"/api/v1/nodes/{node['metadata']['name']}/status"
+            del node["metadata"]["resourceVersion"]
+            for kind in ("capacity", "allocatable"):
+                node["status"][kind] = {
+                    name: amount for name, amount in {**node["status"][kind], **capacity}.items() if amount is not None
+                }
+            self.client.ask("PUT", path, {**node, "apiVersion": "v1", "kind": "Node"})
 
     @contextlib.contextmanager
     def with_a_slow_registry(self) -> Iterator[None]:
@@ -392,6 +412,7 @@ def write_images(folder: Path) -> None:
         ("etc/group", "file", b"root:x:0:\nworker:x:1000:\n"),
     ]
     _write_image(folder / "worker.tar", IMAGE, entries, ["/bin/sh"])
+    _write_image(folder / "guide.tar", IMAGE_OF_GUIDE, entries, ["/bin/sh"])
 
 
 def _write_image(path: Path, name: str, entries: list[tuple[str, str, bytes]], command: list[str]) -> None:

@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import muster
+import pytest
 
+from tests.platforms.each_strategy import TENSORFLOW, Training, each_strategy
 from tests.platforms.kubernetes.accounts import guide_role, make_account
 from tests.platforms.kubernetes.cluster import is_there, until
 from tests.platforms.kubernetes.space import Space, this_machine
 
 NOTEBOOK = """
 import json, sys, muster
+options = {"strategy": "processes", "memory": 0.5, "cpu": 0.1, "timeout_seconds": 120, **json.loads(sys.argv[2])}
 found = muster.run_cluster(
-    2, strategy="processes", worker_script="train.py", platform="kubernetes", overlay=sys.argv[1], memory=0.5, cpu=0.1,
-    timeout_seconds=120, wait=False,
+    2, worker_script="train.py", platform="kubernetes", overlay=sys.argv[1], wait=False, **options
 ).cluster
 print("started", flush=True)
 found.wait()
@@ -25,8 +27,12 @@ print(json.dumps([found.logs(f"worker-{index}") for index in range(2)]))
 """
 
 
-def start_notebook(space: Space, tmp_path: Path) -> str:
-    """Start a session in a pod, which may do what the guide says; return the pod's path in the API."""
+def start_notebook(space: Space, tmp_path: Path, **options: Any) -> str:
+    """Start a session in a pod, which may do what the guide says; return the pod's path in the API.
+
+    Args:
+        options: of its run.
+    """
     make_account(space, guide_role())
     (space.folder / "notebook.py").write_text(NOTEBOOK)
     machine = this_machine()["spec"]
@@ -47,7 +53,7 @@ def start_notebook(space: Space, tmp_path: Path) -> str:
                 {
                     "name": "notebook",
                     "image": space.cluster.image,
-                    "command": [sys.executable, "notebook.py", str(tmp_path / "overlay.json")],
+                    "command": [sys.executable, "notebook.py", str(tmp_path / "overlay.json"), json.dumps(options)],
                     "workingDir": str(space.folder),
                     "env": [{"name": "PYTHONPATH", "value": library}, {"name": "HOME", "value": str(tmp_path)}],
                     "volumeMounts": mounts,
@@ -84,12 +90,31 @@ def test_a_notebook_in_the_cluster_needs_no_image_and_owns_its_workers(space: Sp
     space.wait_until_empty()
 
 
+@each_strategy
+@pytest.mark.elsewhere
+@pytest.mark.slow
+def test_each_strategy_trains_from_a_notebook_in_the_cluster(space: Space, tmp_path: Path, training: Training) -> None:
+    options = {**TENSORFLOW, "cpu": 0.5, "n_ps": training.n_ps, **training.options}
+    logs = logs_of_a_notebook_s_run(space, tmp_path, training.script, **options)
+    assert [f"trained {rank}" in log.splitlines() for rank, log in enumerate(logs)] == [True, True], logs
+
+
 def test_a_run_from_a_notebook_in_the_cluster(space: Space, tmp_path: Path) -> None:
-    (space.folder / "train.py").write_text("import os\nprint('rank', os.environ['RANK'])\n")
-    notebook = start_notebook(space, tmp_path)
+    assert logs_of_a_notebook_s_run(space, tmp_path, "import os\nprint('rank', os.environ['RANK'])\n") == [
+        "rank 0\n", "rank 1\n",
+    ]  # fmt: skip
+
+
+def logs_of_a_notebook_s_run(space: Space, tmp_path: Path, script: str, **options: Any) -> list[str]:
+    """Run a script of this text from a session in a pod, and return what its two workers have printed."""
+    (space.folder / "train.py").write_text(script)
+    notebook = start_notebook(space, tmp_path, **options)
     ends = ("Succeeded", "Failed")
-    pod = until(lambda: (it := space.cluster.client.get(notebook))["status"].get("phase") in ends and it, "it ends", 90)
+    pod = until(
+        lambda: (it := space.cluster.client.get(notebook))["status"].get("phase") in ends and it, "it ends", 240
+    )
     said = space.cluster.client.text(f"{notebook}/log")
     space.cluster.client.delete(notebook, gracePeriodSeconds="0")
     assert pod["status"]["phase"] == "Succeeded", said
-    assert json.loads(said.splitlines()[-1]) == ["rank 0\n", "rank 1\n"]
+    found: list[str] = json.loads(said.splitlines()[-1])
+    return found

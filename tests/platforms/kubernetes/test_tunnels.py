@@ -6,10 +6,13 @@ import contextlib
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import muster
 import pytest
 from muster.platforms.kubernetes.exec_stream import OUTCOME, OUTPUT, ExecStream, open_exec, outcome
 
+from tests.platforms.each_strategy import TENSORFLOW, Training, each_strategy
 from tests.platforms.kubernetes.cluster import Cluster, until
 from tests.platforms.kubernetes.space import Space
 
@@ -38,6 +41,18 @@ def test_pods_that_cannot_dial_the_session_find_out_by_themselves(space: Space) 
     assert values.status == "succeeded"
 
 
+@pytest.mark.elsewhere  # it takes 16 s
+def test_the_doctor_s_workers_find_a_way_back_where_a_policy_lets_none_dial(space: Space) -> None:
+    (space.folder / "train.py").write_text("print('trained')\n")
+    options: dict[str, Any] = {"memory": 0.5, "cpu": 0.1, "timeout_seconds": 120, "python": space.python}
+    with cut_off(space.cluster):
+        report = muster.doctor(
+            2, strategy="processes", worker_script="train.py", platform="kubernetes", **options, **space.options
+        )
+    assert report.is_fine, str(report)
+    assert "2 workers came up" in str(report)
+
+
 def test_a_stream_that_breaks_is_made_again(space: Space) -> None:
     running = space.run(WAITS, 1, tunnel=True, wait=False)
     until(lambda: "up" in running.logs("worker-0"), "it has started")
@@ -63,6 +78,14 @@ def said(stream: ExecStream) -> tuple[str, str]:
     until(read, "the program has ended")
     stream.close()
     return printed.decode(), ends[0]
+
+
+@each_strategy
+@pytest.mark.elsewhere
+@pytest.mark.slow
+def test_each_strategy_trains_through_the_exec(space: Space, training: Training) -> None:
+    options = {**TENSORFLOW, "cpu": 0.5, **training.options}
+    training.check(space.run(training.script, n_ps=training.n_ps, tunnel=True, **options))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from muster.agent.fields import port
+from muster.agent.fields import port, whole
 from muster.errors import PlatformError
 from muster.job import WorkerSpec
 from muster.platforms.base import Reach, Relay
@@ -70,19 +70,23 @@ class LoginNode(Site):
         """Return how the session is reached from there: through the login, so that it listens on loopback only."""
         return self._routes.reach([self.host])
 
-    def open_relay(self, session: tuple[str, int], address: str) -> tuple[str, int]:
-        """Relay a free port of that machine to the session, and return the host and port that agents dial.
+    def open_relay(self, session: tuple[str, int], address: str) -> tuple[str, int, int]:
+        """Relay a free port of that machine to the session.
 
         Args:
             session: host and port that the session listens on.
             address: that machine's address, as compute nodes see it.
+
+        Returns:
+            The host and port that agents dial, and how many of them can be connected at the same time.
 
         Raises:
             PlatformError: ssh forwards no port, or the machine has no such address.
         """
         host, forwarded = self._routes.route(self.host, session)
         answer = self._logins.get(self.host).ask("relay", address=address, host=host, port=forwarded)
-        return address, checked(answer, {"port": port}, self.host)["port"]
+        found = checked(answer, {"port": port, "most": whole(1)}, self.host)
+        return address, found["port"], found["most"]
 
     def end_relay(self, there: int) -> None:
         """End the relay at this port of that machine. Raises PlatformError."""
@@ -136,15 +140,27 @@ class LoginRelay(Relay):
         self._site = site
         self._session = session
         self._address = address
-        self._found: dict[object, tuple[str, int]] = {}  # by login: a relay ends with it
+        self._found: dict[object, tuple[str, int, int]] = {}  # by login: a relay ends with it
 
     def addresses_for(self, specs: Sequence[WorkerSpec]) -> list[tuple[str, int]]:
-        """Return the login node's address and the relay's port for each worker."""
+        """Return the login node's address and the relay's port for each worker.
+
+        Raises:
+            PlatformError: there is no relay, or it cannot carry so many connections.
+        """
         self._site.log_in()
         login = self._site.connection
         if login not in self._found:
             self._found = {login: self._site.open_relay(self._session, self._address())}
-        return [self._found[login]] * len(specs)
+        host, there, most = self._found[login]
+        if len(specs) > most:
+            raise PlatformError(
+                f"{self._site.host} can carry the connections of {most} workers, and not of {len(specs)}: its sshd may "
+                "not open more files.",
+                advice="fewer workers; or run on the login node itself; or have sshd there started with a higher limit "
+                "(LimitNOFILE of its unit)",
+            )
+        return [(host, there)] * len(specs)
 
     def close(self) -> None:
         """End the relay, unless it has ended with its login."""

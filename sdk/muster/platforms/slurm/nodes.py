@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from muster.errors import JobError, ResourceError
 from muster.job import Resources
@@ -15,12 +15,19 @@ from muster.platforms.slurm.words import minutes_of
 from muster.text.arguments import Argument, ArgumentText
 
 MEMORY = "MiB of memory"
+LIMITS = ("State", "MaxNodes", "MaxMemPerNode", "MaxMemPerCPU", "MaxCPUsPerNode", "AllowAccounts", "AllowQos", "QoS")
+NO_LIMIT = ("UNLIMITED", "ALL", "N/A", "UP")  # in these fields
+MOST_OUT = 5  # nodes that are out of service which are named
 OUT_OF_SERVICE = ("down", "drain", "fail", "maint", "reboot", "reserved", "unknown")  # beginnings of sinfo's words
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node of a partition; its memory in MiB, which is 1 where the site has not configured it."""
+    """A node of a partition; its memory in MiB, which is 1 where the site has not configured it.
+
+    Attributes:
+        features: what it has, by which ``constraint`` chooses nodes.
+    """
 
     name: str
     address: str
@@ -28,6 +35,7 @@ class Node:
     memory: int
     gpus: int
     state: str
+    features: frozenset[str] = frozenset()
 
     @property
     def is_out_of_service(self) -> bool:
@@ -42,6 +50,7 @@ class Partition:
     Attributes:
         minutes: time limit of its jobs; None for no limit.
         has_whole_nodes: whether each of its jobs has its nodes for itself.
+        said: what ``scontrol show partition`` says of it, by field.
     """
 
     name: str
@@ -49,6 +58,7 @@ class Partition:
     minutes: float | None
     nodes: tuple[Node, ...]
     has_whole_nodes: bool = False
+    said: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -85,16 +95,27 @@ def selection_of(configuration: str) -> Selection:
     )
 
 
+def selection_in(partitions: Sequence[Partition], selection: Selection) -> Selection:
+    """Return how Slurm gives out nodes in partitions, which may have parameters of their own for that.
+
+    Memory counts where all of them count it.
+    """
+    own = [partition.said.get("SelectTypeParameters", "NONE").upper() for partition in partitions]
+    counts = [selection.counts_memory if said == "NONE" else "MEMORY" in said for said in own]
+    return replace(selection, counts_memory=all(counts))
+
+
 def partitions(commands: Commands) -> dict[str, Partition]:
-    """Return the partitions that this user sees. Raises PlatformError."""
-    command = ("sinfo", "-a", "-h", "-N", "-o", "%P|%l|%h|%N|%o|%c|%m|%T|%G")
+    """Return the partitions that this user sees, with their nodes. Raises PlatformError."""
+    command = ("sinfo", "-a", "-h", "-N", "-o", "%P|%l|%h|%N|%o|%c|%m|%T|%G|%f")
     out = commands.ask(*command, what="The nodes could not be listed")
     found: dict[str, Partition] = {}
     for line in out.splitlines():
         if line.count("|") < 8:
             continue
-        word, limit, sharing, name, address, cpus, memory, state, gres = line.split("|", 8)
-        node = Node(name, address, _whole(cpus), _whole(memory), gpus_of(gres), state)
+        word, limit, sharing, name, address, cpus, memory, state, gres, *features = line.split("|", 9)
+        has = frozenset("".join(features).split(",")) - {"", "(null)"}
+        node = Node(name, address, _whole(cpus), _whole(memory), gpus_of(gres), state, has)
         partition = word.rstrip("*")
         known = found.get(partition)
         nodes = (*known.nodes, node) if known else (node,)
@@ -102,6 +123,56 @@ def partitions(commands: Commands) -> dict[str, Partition]:
             partition, word.endswith("*"), minutes_of(limit), nodes, has_whole_nodes=sharing == "EXCLUSIVE"
         )
     return found
+
+
+def with_limits(found: Mapping[str, Partition], shown: str) -> dict[str, Partition]:
+    """Return partitions with what ``scontrol -o show partition`` prints of them."""
+    told = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in shown.splitlines()]
+    by_name = {said["PartitionName"]: said for said in told if "PartitionName" in said}
+    return {name: replace(partition, said=by_name.get(name, {})) for name, partition in found.items()}
+
+
+def with_features(partitions: Sequence[Partition], constraint: str | None) -> list[Partition]:
+    """Return partitions with those of their nodes that a constraint allows: ``a``, ``a&b`` or ``a|b``.
+
+    All nodes stay where it says more than that, such as numbers of nodes, and where it allows none, which sbatch tells.
+    """
+    parts = re.split(r"([&|])", constraint or "")
+    names, joined = parts[::2], set(parts[1::2])
+    if not all(re.fullmatch(r"[\w.+:-]+", name) for name in names) or len(joined) > 1:
+        return [*partitions]
+    has = any if "|" in joined else all
+    found = [
+        replace(
+            partition, nodes=tuple(node for node in partition.nodes if has(name in node.features for name in names))
+        )
+        for partition in partitions
+    ]
+    return found if nodes_in(found) else [*partitions]
+
+
+def limits_in_words(partition: Partition) -> str:
+    """Return, in words, what a partition has and what it allows.
+
+    >>> limits_in_words(Partition("gpu", False, 240.0, (Node("n1", "", 64, 256000, 4, "drained"),)))
+    'partition gpu: 1 node, the largest with 64 cores, 256000 MiB and 4 GPUs; a job may take 240 minutes; n1 is drained'
+    """
+    nodes, said = partition.nodes, partition.said
+    memory = [node.memory for node in nodes if node.memory > 1]
+    gpus = max((node.gpus for node in nodes), default=0)
+    largest = [f"{max((node.cpus for node in nodes), default=0)} cores", *([f"{max(memory)} MiB"] if memory else [])]
+    largest += [f"{gpus} GPU{'s' if gpus > 1 else ''}"] if gpus else []
+    many = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}, the largest with "
+    parts = [f"{many}{' and '.join([', '.join(largest[:-1]), largest[-1]]) if largest[1:] else largest[0]}"]
+    parts.append(
+        "a job may take any time" if partition.minutes is None else f"a job may take {partition.minutes:g} minutes"
+    )
+    if (usual := minutes_of(said.get("DefaultTime", "NONE"))) is not None:
+        parts.append(f"one without a time limit gets {usual:g}")
+    parts += [f"Slurm says {name} {said[name]}" for name in LIMITS if said.get(name, "UNLIMITED") not in NO_LIMIT]
+    out = [f"{node.name} is {node.state}" for node in nodes if node.is_out_of_service]
+    parts += out[:MOST_OUT] + ([f"{len(out) - MOST_OUT} more are out of service"] if out[MOST_OUT:] else [])
+    return f"partition {partition.name}: {'; '.join(parts)}"
 
 
 def nodes_in(partitions: Sequence[Partition]) -> list[Node]:
@@ -146,6 +217,7 @@ def check_fits(
     time: str | None,
     spread: str | None = None,
     selection: Selection = USUAL,
+    constraint: str | None = None,
 ) -> None:
     """Raise an error, with the number that does not fit, unless these partitions could run the workers.
 
@@ -155,13 +227,14 @@ def check_fits(
         time: their time limit, as the user gave it.
         spread: the number of nodes, as the user gave it.
         selection: how Slurm gives out the nodes.
+        constraint: the features that nodes must have, as the user gave them.
 
     Raises:
         ResourceError: the workers are too large, or too many.
         JobError: the time limit is too long.
     """
-    nodes = nodes_in(partitions)
-    names = ", ".join(partition.name for partition in partitions)
+    nodes = nodes_in(with_features(partitions, constraint))
+    names = ", ".join(partition.name for partition in partitions) + (f" with {constraint}" if constraint else "")
     there = _amounts(nodes)
     for name, resources in wanted:
         asked = _asked(resources)
@@ -190,6 +263,27 @@ def check_fits(
                 f"time is {time}, {asked_minutes:g} minutes; {names} allows {longest:g}.",
                 advice=ArgumentText("a shorter ", Argument("time", ""), ", or another partition"),
             )
+
+
+def partition_for(
+    count: int, each: Resources, partitions: Sequence[Partition], time: str | None, selection: Selection = USUAL
+) -> str:
+    """Return which of these partitions workers of this size go to, where a job can be sent to one only.
+
+    It is the first that could run them; for workers without GPUs the first of those with the fewest on their nodes.
+    """
+
+    def could_run(partition: Partition) -> bool:
+        try:
+            check_fits([partition], [("", each)] * count, time, selection=selection_in([partition], selection))
+        except (ResourceError, JobError):
+            return False
+        return True
+
+    able = [partition for partition in partitions if could_run(partition)] or [*partitions]
+    if each.gpu:
+        return able[0].name
+    return min(able, key=lambda partition: max((node.gpus for node in partition.nodes), default=0)).name
 
 
 def _asked(each: Resources) -> dict[str, int]:

@@ -21,7 +21,6 @@ from muster.options.fields import option
 from muster.platforms.agents import default_log_cap
 from muster.platforms.base import Platform, Reach, Relay, Storage, read_log
 from muster.platforms.hosts.hostfile import NAME
-from muster.platforms.parallel import at_once
 from muster.platforms.slurm import script
 from muster.platforms.slurm.commands import job_of
 from muster.platforms.slurm.guard import JobGuard
@@ -32,9 +31,14 @@ from muster.platforms.slurm.nodes import (
     Partition,
     check_fits,
     chosen,
+    limits_in_words,
     nodes_in,
+    partition_for,
     partitions,
+    selection_in,
     selection_of,
+    with_features,
+    with_limits,
     workers_per_node,
 )
 from muster.platforms.slurm.queue import QueuedJob
@@ -46,7 +50,6 @@ from muster.text.arguments import Argument, ArgumentText
 
 END_SECONDS = 10.0  # time that cancelled jobs may take to end
 KILL_SECONDS = 15.0  # time that the step may take that signals the tasks on a node to end
-AT_ONCE = 8  # such steps at the same time; a login node runs one after the other
 CHECK_SECONDS = 0.05  # between two checks whether cancelled tasks have ended
 LOGIN_ADVICE = "run again; `ssh HOST` must stay connected for as long as the run, so run it where the network stays up"
 STRANGER = "This platform does not know the worker."
@@ -194,20 +197,28 @@ class SlurmPlatform(Platform):
 
     def _check_fits(self, wanted: Sequence[tuple[str, Resources]]) -> None:
         """Raise ResourceError or JobError for workers, with their names, that could never run."""
-        check_fits(self._chosen(), wanted, self.time, self.nodes, self._selection)
+        there = self._chosen()
+        selection = selection_in(there, self._selection)
+        check_fits(there, wanted, self._said("time"), self.nodes, selection, self._said("constraint"))
+
+    def limits(self) -> list[str]:
+        """Return what the partitions have that the job may go to, and what they allow; nothing within a job."""
+        return [] if self.allocation else [limits_in_words(partition) for partition in self._chosen()]
 
     def _chosen(self) -> list[Partition]:
         if time.monotonic() > self._known_at + NODES_SECONDS:
-            self._partitions = partitions(self._site)
             what = "Slurm's configuration could not be read"
+            shown = self._site.ask("scontrol", "-a", "-o", "show", "partition", what=what)
+            self._partitions = with_limits(partitions(self._site), shown)
             self._selection = selection_of(self._site.ask("scontrol", "show", "config", what=what))
             self._variables = self._site.variables()
             self._known_at = time.monotonic()
-        return chosen(self._partitions, None if self.allocation else self._named())
+        return chosen(self._partitions, None if self.allocation else self._said("partition"))
 
-    def _named(self) -> str | None:
-        """Return the partitions that the user names, here or to sbatch, separated by commas; None for none."""
-        return self.partition or self._variables.get("SBATCH_PARTITION")
+    def _said(self, name: str) -> str | None:
+        """Return an option as the user says it, here or to sbatch by a variable of the environment there."""
+        said: str | None = getattr(self, name)
+        return said or self._variables.get(script.VARIABLES[name])
 
     def _flags(self) -> dict[str, str]:
         """Return the user's options for sbatch, by name. Raises JobError."""
@@ -227,19 +238,32 @@ class SlurmPlatform(Platform):
 
     def _site_options(self, specs: Sequence[WorkerSpec]) -> script.SiteOptions:
         partitions = self._chosen()
-        nodes = nodes_in(partitions)
+        selection = selection_in(partitions, self._selection)
+        nodes = nodes_in(with_features(partitions, self._said("constraint")))
         has_memory = all(node.memory > 1 for node in nodes)
-        needs_numbers = has_memory and self._selection.counts_memory and self._has_whole_nodes(partitions)
+        parts = script.parts_of([spec.resources for spec in specs])
+        needs_numbers = has_memory and selection.counts_memory and self._has_whole_nodes(partitions)
         per_node = {
             each: number
-            for count, each in script.parts_of([spec.resources for spec in specs] if needs_numbers else [])
-            if (number := workers_per_node(count, each, nodes, self._selection, self.nodes)) is not None
+            for count, each in (parts if needs_numbers else [])
+            if (number := workers_per_node(count, each, nodes, selection, self.nodes)) is not None
         }
+        own: dict[Resources, str] = {}
+        if len(parts) > 1 and len(partitions) > 1 and self._said("partition"):
+            there = with_features(partitions, self._said("constraint"))
+            own = {
+                each: partition_for(count, each, there, self._said("time"), self._selection) for count, each in parts
+            }
         return script.SiteOptions(
-            flags={**self._flags(), **script.deadline_of(specs[0].queue_seconds, self.time)},
+            partitions=own,
+            flags={
+                **self._flags(),
+                **({"partition": str(self._said("partition"))} if own else {}),
+                **script.deadline_of(specs[0].queue_seconds, self.time),
+            },
             raw=self.sbatch_args,
             has_memory=has_memory,
-            has_gpus_per_task=self._selection.has_gpus_per_task,
+            has_gpus_per_task=selection.has_gpus_per_task,
             per_node=per_node,
         )
 
@@ -321,7 +345,9 @@ class SlurmPlatform(Platform):
 
     def _nodes_now(self) -> list[Node]:
         """Return the nodes of the partitions that jobs go to, in their present states."""
-        return [node for partition in chosen(partitions(self._site), self._named()) for node in partition.nodes]
+        return [
+            node for partition in chosen(partitions(self._site), self._said("partition")) for node in partition.nodes
+        ]
 
     def _start(self, made: Submission, specs: Sequence[WorkerSpec]) -> list[str]:
         """Start a step of the job that this session runs in. Raises OSError."""
@@ -406,9 +432,9 @@ class SlurmPlatform(Platform):
             tasks, numbers = made.tasks(), [task_of(handle) for handle in of_one]
             over = {number for number, task in tasks.items() if task.outcome or task.was_stopped}
             wanted = [number for number in numbers if number not in over]
-            for number in wanted:
-                made.stop(number)
-            if not wanted and not made.is_left:
+            if wanted:
+                made.stop(wanted)
+            elif not made.is_left:
                 continue
             if len(over) + len(wanted) == len(made.names):
                 made.is_left = True
@@ -425,15 +451,15 @@ class SlurmPlatform(Platform):
             if task.pid:
                 pids.setdefault((task.node, made.part_of(number)), []).append(str(task.pid))
 
-        def end(there: tuple[str, int | None]) -> None:
-            node, part = there
+        commands = []
+        for (node, part), of_node in pids.items():
             group = [] if part is None else [f"--het-group={part}"]
-            made.site.run(
+            commands.append([
                 "srun", f"--jobid={made.job}", *group, "--overlap", "--ntasks=1", "--nodes=1", "--mem=0",
-                f"--nodelist={node}", "kill", "-TERM", *pids[node, part], seconds=KILL_SECONDS,
-            )  # fmt: skip
-
-        at_once(end, [*pids], AT_ONCE)
+                f"--nodelist={node}", "kill", "-TERM", *of_node,
+            ])  # fmt: skip
+        if commands:
+            made.site.run_all(commands, KILL_SECONDS)
 
     def _cancel(self, made: Submission) -> None:
         """Cancel a submission's job, or its step in the job that this session runs in, but never that job."""

@@ -45,6 +45,8 @@ class SiteOptions:
         has_memory: whether Slurm counts memory on its nodes.
         has_gpus_per_task: whether Slurm gives each task its own GPUs.
         per_node: number of workers on each node, by their size; of sizes that are not in it Slurm counts how many fit.
+        partitions: the partition of each part of a heterogeneous job, by its workers' size, where that is not in
+            ``flags``: such a job never starts if a part has several to go to.
     """
 
     flags: dict[str, str] = field(default_factory=dict)
@@ -52,6 +54,7 @@ class SiteOptions:
     has_memory: bool = True
     has_gpus_per_task: bool = True
     per_node: Mapping[Resources, int] = field(default_factory=dict)
+    partitions: Mapping[Resources, str] = field(default_factory=dict)
 
 
 def time_of(text: str) -> str:
@@ -209,6 +212,8 @@ def batch_script(folder: str, label: str, owner: str, wanted: Sequence[Resources
         flags = dict(site.flags)
         if len(parts) > 1 and "nodes" in flags:
             flags["nodes"] = nodes_of(count, flags["nodes"])
+        if resources in site.partitions:
+            flags["partition"] = site.partitions[resources]
         words += [
             *(["hetjob"] if number else []), f"--job-name={label}", f"--comment=muster:{owner}",
             *_job_arguments(count, resources, site), *(f"--{name}={value}" for name, value in flags.items()),

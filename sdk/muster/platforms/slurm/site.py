@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from muster.agent.fields import items, like, number, optional, string, strings, whole
-from muster.agent.slurm_site import REQUESTS, SECONDS
+from muster.agent.fields import items, like, number, optional, string, strings, whole, yes_or_no
+from muster.agent.slurm_site import AT_ONCE, REQUESTS, SECONDS
 from muster.platforms.guard_answers import ADDRESS, Check, checked
 from muster.platforms.slurm.commands import PROGRAMS, Commands, SlurmGone
 from muster.platforms.slurm.queue import Queue
@@ -36,6 +37,12 @@ def _news(value: Any) -> dict[int, News]:
         }
     except KeyError as error:
         raise ValueError(f"reports with {error}") from None
+
+
+def _late(program: str, seconds: float) -> SlurmGone:
+    return SlurmGone(
+        f"{program} has not answered within {seconds:g} s.", advice="`scontrol ping` says whether Slurm is up"
+    )
 
 
 class Site(Commands):
@@ -84,11 +91,24 @@ class Site(Commands):
         if done["why"] is not None:
             raise SlurmGone(f"{argv[0]} cannot be run {self.place}: {done['why']}.", advice=self.missing_advice)
         if done["status"] is None:
-            raise SlurmGone(
-                f"{argv[0]} has not answered within {seconds:g} s.", advice="`scontrol ping` says whether Slurm is up"
-            )
+            raise _late(argv[0], seconds)
         printed = self._checked(answer, {"out": string, "said": string})
         return done["status"], printed["out"], printed["said"]
+
+    def run_all(self, argvs: Sequence[Sequence[str]], seconds: float) -> None:
+        """Run some of Slurm's commands there by one request, several at the same time, whatever becomes of them.
+
+        Args:
+            argvs: the commands, of which there is at least one.
+            seconds: how long each may take.
+
+        Raises:
+            SlurmGone: one of them does not end in time.
+        """
+        longest = seconds * math.ceil(len(argvs) / AT_ONCE)
+        answer = self.call("commands", longest, argvs=[[*argv] for argv in argvs], limit=seconds)
+        if self._checked(answer, {"late": yes_or_no})["late"]:
+            raise _late(argvs[0][0], seconds)
 
     def missing(self, programs: Sequence[str] = PROGRAMS) -> Sequence[str]:
         """Return those of these programs that are not on the search path there."""
@@ -132,9 +152,9 @@ class Site(Commands):
         fields = self._checked(answer, {"tasks": tasks, "news": _news, "stopped": tasks})
         return set(fields["tasks"]), fields["news"], set(fields["stopped"])
 
-    def stop(self, folder: Path, task: int) -> None:
-        """Record that a task is to end."""
-        self.call("stop", folder=str(folder), task=task)
+    def stop(self, folder: Path, tasks: Sequence[int]) -> None:
+        """Record that tasks are to end."""
+        self.call("stop", folder=str(folder), tasks=[*tasks])
 
     def end_of_output(self, folder: Path) -> str:
         """Return the end of a job's output."""

@@ -150,9 +150,9 @@ class Submission:
         part = self.part_of(task)
         return self.job if part is None else f"{self.job}+{part}"
 
-    def stop(self, task: int) -> None:
-        """Record that a task is to end; one that has not begun never does."""
-        self.site.stop(self.folder, task)
+    def stop(self, tasks: Sequence[int]) -> None:
+        """Record that tasks are to end; one that has not begun never does."""
+        self.site.stop(self.folder, tasks)
 
     def tasks(self) -> dict[int, Task]:
         """Return the tasks that have reported anything or were asked to end, by number."""
