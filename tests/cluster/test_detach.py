@@ -112,7 +112,7 @@ def test_any_process_stops_it(here: Path) -> None:
     run = detach()
     assert "train.py" in "".join(run.stacks().values())
     listed = CliRunner().invoke(main, ["runs"]).output
-    assert f"{run.run_id}  (detached until" in listed
+    assert f"{run.run_id}  (here, detached until" in listed
     assert CliRunner().invoke(main, ["stop", run.run_id]).exit_code == 0
     with pytest.raises(RunStopped, match="by request"):
         run.wait(timeout=10)

@@ -147,7 +147,9 @@ class Execution:
             job = describe_job(checked.job, checked.strategy)
             until = self._started_at + checked.limits.detached if checked.limits.detached is not None else None
             session = sessions.this_session()
-            asked = events.RunRequested(job, session, checked.job.python, self.run_id, detached_until=until)
+            asked = events.RunRequested(
+                job, session, checked.job.python, self.run_id, detached_until=until, platform=checked.platform.name
+            )
             self._observers.tell(Event.of(asked, when=self._started_at))
             await self._control()
             for remark in self._remarks:
