@@ -176,8 +176,13 @@ def _beside(run: Run) -> str:
         return ""
     until = run.detached_until
     where = "here" if run.platform in ("", "local") else f"on {clean(run.platform)}"
-    ends = "ends with its session" if until is None else f"detached until {datetime.fromtimestamp(until):%a %d %b %Y %H:%M}"
-    return f"({', '.join([*(['queued'] if is_queued(run.events()) else []), where, ends])})"
+    ends = (
+        "ends with its session"
+        if until is None
+        else f"detached until {datetime.fromtimestamp(until):%a %d %b %Y %H:%M}"
+    )
+    parts = ["queued", where, ends] if is_queued(run.events()) else [where, ends]
+    return f"({', '.join(parts)})"
 
 
 @click.command()
