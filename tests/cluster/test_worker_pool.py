@@ -116,10 +116,8 @@ def test_ranks_that_mpiexec_asks_for_are_forks_too(pool: Pool, flavour: str) -> 
         pytest.skip(f"{flavour} is not installed")
     strategy = MPI(mpiexec=mpiexec)
     assert [said_by(pool, strategy=strategy)["warm"] for _ in range(2)] == [False, True]
-    (started,) = [
-        event.data for event in muster.open_run().events() if event.kind == "run_phase" and event.data.launcher
-    ]
-    assert started.launcher == Path(mpiexec).name
+    launchers = [event.data["launcher"] for event in muster.open_run().events() if event.kind == "run_phase"]
+    assert Path(mpiexec).name in launchers
 
 
 def test_what_a_fork_shares_with_its_template_counts_as_its_workers_memory(here: Path) -> None:
