@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -13,13 +14,19 @@ from muster.strategies.horovod_launcher import remember_gloo, remembers_gloo
 
 from tests.faults.scene import Scene
 from tests.mpi.conftest import installed, mpi
+from tests.support import IMPORT_PATH
 
 __all__ = ["installed", "mpi", "scene"]
 
 
-@pytest.fixture
-def scene(known_builds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    """Provide a scene with a temporary folder of its own; fail the test if anything of a run is left there."""
+@pytest.fixture(params=["", pytest.param("between two runs of a pool", marks=pytest.mark.elsewhere)])
+def scene(
+    request: pytest.FixtureRequest, known_builds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Scene]:
+    """Provide a scene with a temporary folder of its own; fail the test if anything of a run is left there.
+
+    ``make elsewhere`` has all runs of the test on one pool as well, before and after which others run there.
+    """
     temp = Path(tempfile.mkdtemp(prefix="scene-", dir="/tmp"))
     monkeypatch.setenv("TMPDIR", str(temp))
     monkeypatch.setattr(tempfile, "tempdir", str(temp))
@@ -29,7 +36,12 @@ def scene(known_builds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         remember_gloo(known_builds, horovod.origin)  # or the first test here would have to find out, which takes long
     scene = Scene(tmp_path, temp)
     try:
+        if request.param:
+            monkeypatch.setenv("PYTHONPATH", IMPORT_PATH.split(os.pathsep)[0])  # without what would keep it cold
+            scene.keep_a_pool()
         yield scene
+        if request.param:
+            scene.assert_a_pool_hands_on_nothing()
         scene.assert_nothing_left()
     finally:
         scene.close()
