@@ -29,14 +29,13 @@ class Plain(Strategy):
         return {role: count for role, count in {"ps": job.n_ps, "worker": job.n_workers}.items() if count}
 
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
-        """Return a plan that runs the script on every member, with the member's port in PORT."""
+        """Return a plan that runs the script on every member, with the member's port in PORT where it must listen."""
+
+        def env(member: Member) -> dict[str, str]:
+            return {**facts.environment, **({"PORT": str(member.ports[0])} if self.listens else {})}
+
         return Plan(
-            processes={
-                member.name: Process(
-                    script_command(job, facts), {**facts.environment, "PORT": str(member.ports[0])}, job.cwd
-                )
-                for member in members
-            },
+            processes={member.name: Process(script_command(job, facts), env(member), job.cwd) for member in members},
             servers={member.name: member.ports[0] for member in members} if self.listens else {},
             completed_by=tuple(member.name for member in members if member.role == "worker"),
         )

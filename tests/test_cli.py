@@ -243,8 +243,8 @@ class TestPlan:
 
 
 OUTCOME = [
-    "id", "name", "status", "strategy", "started_at", "seconds", "detached_until", "path", "timings", "metrics",
-    "exit_codes", "error", "reason", "advice", "worker", "notes", "workers",
+    "id", "name", "status", "strategy", "platform", "host", "started_at", "seconds", "detached_until", "path",
+    "timings", "metrics", "exit_codes", "error", "reason", "advice", "worker", "notes", "workers",
 ]  # fmt: skip
 
 
@@ -497,7 +497,8 @@ class TestRuns:
 
         assert data == {
             "id": run.run_id, "name": "mnist", "status": "succeeded", "strategy": "horovod",
-            "started_at": run.started_at, "seconds": 2.0, "detached_until": None, "path": str(run.run_dir),
+            "platform": None, "host": None, "started_at": run.started_at, "seconds": 2.0, "detached_until": None,
+            "path": str(run.run_dir),
         }  # fmt: skip
 
     def test_limit_and_filters(self) -> None:
@@ -865,10 +866,10 @@ def test_a_run_that_is_queued_is_listed_so_until_a_worker_has_a_place() -> None:
         return muster("runs", "--limit", "1").stdout
 
     assert "queued" not in muster("runs", "--limit", "1").stdout.replace(waiting.run_id, "")
-    assert f"{waiting.run_id}  (queued)" in told("worker-0", "scheduling")
+    assert f"{waiting.run_id}  (queued, here" in told("worker-0", "scheduling")
     assert "(queued)" not in told("worker-0", "starting")
     assert "(queued)" not in told_of(Event("run_attempt", None, {"attempt": 2, "reason": "a node was lost"}))
-    assert f"{waiting.run_id}  (queued)" in told("worker-0", "scheduling")
+    assert f"{waiting.run_id}  (queued, here" in told("worker-0", "scheduling")
     assert "(queued)" not in told("worker-0", "running")
 
 

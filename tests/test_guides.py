@@ -142,6 +142,42 @@ model.fit("""
         assert lines[-1].startswith("rank 1: weight 2.9")
 
 
+@pytest.mark.slow
+@pytest.mark.elsewhere  # only because it takes long
+@pytest.mark.parametrize("launcher", ["horovodrun", "agents"])
+def test_a_training_with_horovod_of_which_any_worker_is_killed_ends_with_the_very_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str
+) -> None:
+    fault = """
+class Fault(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        hit = {"1": (0, (1, 3)), "2": (1, (2, 7))}.get(os.environ["MUSTER_ATTEMPT"]) if "KILLS" in os.environ else None
+        if hit and horovod.rank() == hit[0] and checkpoint.position[:2] >= hit[1]:
+            os.kill(os.getpid(), 9)
+
+
+model.fit("""
+    text = program("restarts.md", "horovod-restarts").replace("model.fit(", fault)
+    text = text.replace("every=5)]", "every=5), Fault()]")
+    text = text.replace("horovod.init()", "horovod.init()\nkeras.utils.set_random_seed(7)")
+    text += "print('weights', model.weights[0].numpy().tobytes().hex(), model.weights[1].numpy().tobytes().hex())\n"
+    learnt = {}
+    for kills in ("", "KILLS"):
+        folder = tmp_path / (kills or "uninterrupted")
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        (folder / "train.py").write_text(text)
+        cluster = muster.run_cluster(
+            2, strategy="horovod", worker_script="train.py", run_timeout=200, restarts=3, launcher=launcher,
+            env={kills: "1"} if kills else {},
+        ).cluster  # fmt: skip
+        again = [event for event in muster.open_run().events() if event.kind == "run_attempt"]
+        assert len(again) == (2 if kills else 0)
+        learnt[kills] = [cluster.logs(f"worker-{rank}").rpartition("weights ")[2] for rank in range(2)]
+    assert learnt["KILLS"] == learnt[""]
+    assert learnt[""][0]
+
+
 def test_results_arrive_in_the_folder_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(program("files.md", "results"))

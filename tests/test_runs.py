@@ -65,12 +65,14 @@ def test_nobody_else_may_put_a_run_in_the_place_of_another(home: Path) -> None:
 
 def make(
     name: str, *, result: dict[str, Any] | None = None, session: dict[str, Any] | None = None, days_ago: float = 0,
-    detached: bool = False,
+    detached: bool = False, platform: str | None = None,
 ) -> runs.Run:  # fmt: skip
     """A run's folder as a cluster would leave it."""
     path = folders.make_run_folder(name)
     when = time.time() - days_ago * 86400
-    asked: dict[str, Any] = {"job": {"name": name, "cwd": "/somewhere"}, "session": session or {}}
+    asked: dict[str, Any] = {
+        "job": {"name": name, "cwd": "/somewhere"}, "session": session or {}, "platform": platform
+    }  # fmt: skip
     if detached:
         asked["detached_until"] = when + 3600
     request = Event("run_requested", data=asked, time=when)
@@ -754,6 +756,29 @@ def test_runs_are_listed_as_a_table_and_told_of_line_by_line() -> None:
     assert [row.split() for row in rows] == [["succeeded", "3.5", "s", run.run_id] for run in (newer, older)]
     assert len(repr(lookup.list_runs()[:1]).splitlines()) == 2
     assert pretty(newer.explain()).splitlines() == str(newer.explain()).splitlines()
+
+
+def test_what_lives_is_listed_with_where_and_until_when() -> None:
+    here = sessions.this_session()
+    make("a", session=here)
+    make("b", session=here, detached=True, platform="local")
+    make("c", session=here, platform="hosts")
+    make("d", session=here, detached=True, platform="slurm")
+    make("e", session=here, result=SUCCEEDED, platform="slurm")
+    lines = CliRunner().invoke(main, ["runs"]).output.splitlines()
+    told = sorted(re.sub(r".*-([a-e])-\w{4}( +|$)", r"\1 ", line) for line in lines)
+    until = r"detached until \w{3} \d\d \w{3} \d{4} \d\d:\d\d"
+    expected = [
+        r"a \(here, ends with its session\)",
+        rf"b \(here, {until}\)",
+        r"c \(on hosts, ends with its session\)",
+        rf"d \(on slurm, {until}\)",
+        "e ",
+    ]
+    assert all(re.fullmatch(pattern, line) for pattern, line in zip(expected, told, strict=True)), told
+    listed = {run["name"]: run for run in json.loads(CliRunner().invoke(main, ["runs", "--json"]).output)}
+    assert [listed[name]["platform"] for name in "abcd"] == [None, "local", "hosts", "slurm"]
+    assert {listed[name]["host"] for name in "abcd"} == {here["host"]}
 
 
 def test_a_recorded_run_can_be_awaited() -> None:

@@ -144,6 +144,23 @@ def test_a_training_that_is_tried_again_must_learn_the_very_same(fault: Fault, i
     assert not found.left
 
 
+@pytest.mark.slow
+@pytest.mark.elsewhere  # only because it takes long
+@pytest.mark.parametrize("strategy", ["openmpi", "mpich", "processes"])
+@pytest.mark.parametrize("rank", range(3))
+def test_any_worker_that_is_killed_costs_nothing_that_was_learnt(strategy: str, rank: int, tmp_path: Path) -> None:
+    """Each of three, at another step: the weights are bit for bit those of a training that nothing interrupts."""
+    if strategy not in shapes.available():
+        pytest.skip(f"{strategy} cannot be used here")
+    shape = Shape(strategy, 3, 1)
+    step = (1, 7, 13)[rank]
+    fault = Fault("send 9", f"rank {rank}", replace(SIGKILL, victim=f"rank {rank}"), step)
+    case = Case(0, "signal", shape, "all", "raise", (fault,), {**shape.options({}), "restarts": 3}, restarts=3)
+    found = harness.run(case, tmp_path / "kept", restarting.run, restarting.Attempts)
+    assert found.is_right, found.message
+    assert not found.left
+
+
 def test_every_signal_is_drawn_that_ends_a_process_and_those_that_end_none_of_muster_are_told_apart() -> None:
     fatal = {*map(faults.number_of, faults.FATAL), *faults.REAL_TIME}
     mild = {*map(faults.number_of, faults.MILD)}

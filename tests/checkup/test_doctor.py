@@ -252,6 +252,24 @@ class TestTheSession:
         assert words in finding.text
         assert report.is_fine
 
+    @pytest.mark.parametrize(
+        ("kills", "lingers", "is_told"), [("yes", "no", True), ("yes", "yes", False), ("no", "no", False)]
+    )
+    def test_a_logout_that_ends_detached_runs(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: str, lingers: str, is_told: bool
+    ) -> None:
+        loginctl = tmp_path / "loginctl"
+        loginctl.write_text(
+            "#!/bin/sh\ncase $* in\n"
+            f"'show-session --property=KillUserProcesses') echo KillUserProcesses={kills};;\n"
+            f"'show-user --property=Linger') echo Linger={lingers};;\n*) exit 1\nesac\n"
+        )
+        loginctl.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+        report = look()
+        assert [finding.fix for finding in report.of("logout")] == ["loginctl enable-linger"] * is_told
+        assert report.is_fine
+
     def test_elsewhere_there_is_no_idle_limit(self) -> None:
         assert look().of("idle limit") == []
 

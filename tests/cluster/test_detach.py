@@ -19,10 +19,12 @@ import muster
 import pytest
 from click.testing import CliRunner
 from muster.commands.main import main
+from muster.dashboard.follow import follow
 from muster.errors import JobError, PlatformError, ResourceError, RunInterrupted, RunLost, RunStopped, ScriptFailed
+from muster.events import Event, EventKind
 from muster.job import Resources
 from muster.platforms.local import LocalPlatform
-from muster.records import lookup, sessions
+from muster.records import control, lookup, sessions
 from muster.records.runs import Run
 from muster.run import controller
 from muster.run.request import RunRequest, check
@@ -112,7 +114,7 @@ def test_any_process_stops_it(here: Path) -> None:
     run = detach()
     assert "train.py" in "".join(run.stacks().values())
     listed = CliRunner().invoke(main, ["runs"]).output
-    assert f"{run.run_id}  (detached until" in listed
+    assert f"{run.run_id}  (here, detached until" in listed
     assert CliRunner().invoke(main, ["stop", run.run_id]).exit_code == 0
     with pytest.raises(RunStopped, match="by request"):
         run.wait(timeout=10)
@@ -374,3 +376,57 @@ def test_what_a_controller_alone_finds_keeps_its_kind_and_its_advice(
     with pytest.raises(ResourceError, match="4096 cores") as raised:
         controller.start(checked)
     assert isinstance(raised.value.advice, ArgumentText)
+
+
+def test_all_that_attach_see_the_same_from_the_first_event_on(here: Path) -> None:
+    """Two notebooks: whatever one is told the other is, whenever it came; and what one does the other sees."""
+    run = detach()
+    told: list[list[tuple[str, str | None, float]]] = [[], []]
+    leave = [threading.Event(), threading.Event()]
+
+    def watch(number: int) -> None:
+        def note(event: Event) -> None:
+            if event.kind not in (EventKind.USAGE, EventKind.OUTPUT):  # which each asks for when it likes
+                told[number].append((str(event.kind), event.worker, event.time))
+
+        follow(lookup.open_run(run.run_id), note)
+        leave[number].set()
+
+    threading.Thread(target=watch, args=(0,), daemon=True).start()
+    eventually(lambda: len(told[0]) > 5, "the first sees it")
+    threading.Thread(target=watch, args=(1,), daemon=True).start()
+    eventually(lambda: told[1][:3] == told[0][:3] != [], "the second sees its beginning")
+    assert told[0][0][0] == "run_requested"
+    first, second = muster.attach(run, dashboard=False), muster.attach(run.run_id, dashboard=False)
+    assert {*first.stacks()} == {*second.stacks()} == {"rank 0 (worker-0)", "rank 1 (worker-1)"}
+    assert first.logs("worker-0") == second.logs("worker-0") == "trains\n"
+    second.stop()
+    assert all(ended.wait(30) for ended in leave)
+    assert told[0] == told[1]
+    assert told[0][-1][0] == "run_ended"
+    assert first.status == second.status == "stopped"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_others_who_may_read_the_folder_see_records_and_can_ask_nothing(here: Path) -> None:
+    run = detach()
+    told = control.control_file(run.run_dir)
+    asked = Path(json.loads(told.read_text())["socket"])
+    for folder in (run.run_dir, *run.run_dir.parents, *asked.parents):
+        if folder.stat().st_mode & 0o777 == 0o700:
+            folder.chmod(0o755)  # as somebody does who lets others read the records; here even where the socket is
+    (run.run_dir / "events.jsonl").chmod(0o644)
+    program = f"""
+import os, socket
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+print(open({str(run.run_dir / "events.jsonl")!r}).readline()[:200].count("run_requested"))
+for ask in (lambda: open({str(told)!r}), lambda: socket.socket(socket.AF_UNIX).connect({str(asked)!r})):
+    try:
+        ask()
+    except PermissionError:
+        print("refused")
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert said.stdout.split() == ["1", "refused", "refused"], said.stderr

@@ -392,9 +392,11 @@ def test_what_a_script_does_wrong_has_advice(script: Any, text: str, advice: str
 
 def test_the_session_address_and_the_ports_can_be_fixed(script: Any) -> None:
     port = free_port()
-    path = script("import os\nprint(os.environ['PORT'])")
+    path = script("import sys\nsys.exit(0)")
     cluster = run(path, session_address=f"127.0.0.1:{port}", worker_ports=(42_000, 42_100)).cluster
-    assert all(42_000 <= int(cluster.logs(worker.name)) <= 42_100 for worker in cluster.status)
+    ports = [event.data["ports"] for event in muster.open_run(cluster.run_id).events() if event.kind == "worker_ready"]
+    assert len(ports) == len(cluster.status)
+    assert all(42_000 <= port <= 42_100 for of_a_worker in ports for port in of_a_worker)
 
 
 def test_help_shows_the_signature_users_know() -> None:

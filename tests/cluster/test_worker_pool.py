@@ -6,6 +6,7 @@ import _thread
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,8 +20,9 @@ import muster
 import psutil
 import pytest
 from muster.agent import linux
-from muster.errors import JobError, RunStopped, ScriptFailed
+from muster.errors import JobError, RunStopped, ScriptFailed, WorkerOutOfMemory
 from muster.platforms.guard_process import GuardProcess
+from muster.strategies.mpi import MPI
 from muster.worker_pool import Pool
 
 from tests.support import IMPORT_PATH, eventually, free_of, is_gone, needs_horovod
@@ -107,6 +109,38 @@ def test_ranks_that_horovodrun_asks_for_are_forks_too(pool: Pool) -> None:
     assert said_by(pool, strategy="horovod")["warm"] is True
 
 
+@pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
+def test_ranks_that_mpiexec_asks_for_are_forks_too(pool: Pool, flavour: str) -> None:
+    mpiexec = shutil.which(f"mpiexec.{flavour}")
+    if mpiexec is None:
+        pytest.skip(f"{flavour} is not installed")
+    strategy = MPI(mpiexec=mpiexec)
+    assert [said_by(pool, strategy=strategy)["warm"] for _ in range(2)] == [False, True]
+    launchers = [event.data["launcher"] for event in muster.open_run().events() if event.kind == "run_phase"]
+    assert Path(mpiexec).name in launchers
+
+
+def test_what_a_fork_shares_with_its_template_counts_as_its_workers_memory(here: Path) -> None:
+    """It counts half for the fork, by what the kernel says, and half for the template, which this worker alone uses."""
+    package = here.parent / "site-packages" / "heavy" / "__init__.py"
+    package.write_text(HEAVY.format(version=1) + "HELD = bytearray(160_000_000)\n")
+    (here / "takes.py").write_text(
+        "import heavy\nimport os, time\nprint('warm', heavy.IMPORTED_BY != os.getpid(), flush=True)\n"
+        "if os.path.exists('more'):\n    more = b'x' * 100_000_000\n    time.sleep(10)\n"
+    )
+    options: dict[str, Any] = {"worker_script": "takes.py", "strategy": "processes", "dashboard": False}
+    with muster.pool(1, memory=0.22) as pool:
+        for _ in ("cold", "warm"):
+            pool.run_cluster(**options)
+            eventually(lambda: "importing" not in repr(pool), "the imports for the next run")
+        assert "warm True" in muster.open_run().logs("worker-0")
+        assert pool.memory > 160e6
+        (here / "more").touch()
+        with pytest.raises(WorkerOutOfMemory):
+            pool.run_cluster(**options)
+        assert "warm True" in muster.open_run().logs("worker-0")
+
+
 @pytest.mark.slow
 def test_a_notebook_is_told_once_how_the_next_run_starts_sooner(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -124,24 +158,37 @@ def test_a_notebook_is_told_once_how_the_next_run_starts_sooner(
     assert said == [False, False, False, True, False, False]
 
 
-def test_what_has_changed_is_seen(pool: Pool, here: Path) -> None:
+def test_an_edited_script_and_an_edited_module_are_seen(pool: Pool, here: Path) -> None:
     assert said_by(pool)["warm"] is False
     (here / "helper.py").write_text("VALUE = 22\n")
+    edited = said_by(pool)
+    assert (edited["warm"], edited["helper"], edited["script"]) == (True, 22, 1)
     (here / "train.py").write_text(SAYS.replace('"script": 1', '"script": 22'))
     edited = said_by(pool)
     assert (edited["warm"], edited["helper"], edited["script"]) == (True, 22, 22)
+
+
+def test_what_a_script_does_before_its_imports_is_seen(pool: Pool, here: Path) -> None:
+    assert said_by(pool)["warm"] is False
     (here / "train.py").write_text("import os\nos.environ['GIVEN'] = 'before'\n" + SAYS)
     assert said_by(pool)["warm"] is False  # what its packages see when they are imported is not what they saw
-    (here / "train.py").write_text(SAYS)
+
+
+def test_another_environment_variable_is_seen(pool: Pool, here: Path) -> None:
+    assert said_by(pool)["warm"] is False
     given = said_by(pool, env={"GIVEN": "yes"})
     assert (given["warm"], given["given"]) == (False, "yes")
     assert said_by(pool, env={"GIVEN": "yes"})["warm"] is True
+
+
+def test_an_upgraded_package_is_seen(pool: Pool, here: Path) -> None:
+    assert said_by(pool)["warm"] is False
     (here.parent / "site-packages" / "heavy" / "__init__.py").write_text(HEAVY.format(version=22))
-    upgraded = said_by(pool, env={"GIVEN": "yes"})
+    upgraded = said_by(pool)
     assert (upgraded["warm"], upgraded["version"]) == (False, 22)
-    assert said_by(pool, env={"GIVEN": "yes"})["warm"] is True
+    assert said_by(pool)["warm"] is True
     (here / "heavy.py").write_text(HEAVY.format(version=333))  # of the project, in front of the installed one
-    assert said_by(pool, env={"GIVEN": "yes"})["version"] == 333
+    assert said_by(pool)["version"] == 333
 
 
 # Leaves a daemon (a fork that has not exec'd anything), a port, a file, a variable and a module that is patched.

@@ -27,6 +27,7 @@ import pytest
 from muster.agent import linux
 from muster.api import ClusterAddress
 from muster.events import Event
+from muster.platforms import kept
 from muster.records import lookup, runs
 from muster.run.cluster import Cluster
 from muster.runtime.background import background_loop
@@ -40,7 +41,17 @@ GONE = 8.0  # seconds that everything may take to be gone; usually it takes some
 GONE_ELSEWHERE = 60.0
 SLEEP = "import time; print('ready', flush=True); time.sleep(600)"
 MPI_DAEMONS = ("orted", "hydra_pmi_proxy")
-anywhere = pytest.mark.parametrize("scene", [pytest.param("", id="here"), *HOSTS_AND_CONTAINERS], indirect=True)
+POOL = "between two runs of a pool"
+HERE = ["here", pytest.param(POOL, marks=pytest.mark.elsewhere)]
+anywhere = pytest.mark.parametrize("scene", [*HERE, *HOSTS_AND_CONTAINERS], indirect=True)
+# Fails where it finds files of another run, or what that has changed in its processes.
+LOOKS = """
+import numpy
+import os, tempfile
+
+assert not os.listdir(tempfile.gettempdir())
+assert "LEFT" not in os.environ and not hasattr(numpy, "left")
+"""
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
 
 
@@ -59,16 +70,22 @@ class Scene:
         self._seen: set[tuple[int, int]] = set()
         self._known: dict[tuple[str | None, int], int] = {}  # ids here, by worker and its own id
         self._notebooks: list[Notebook] = []
+        self.is_pooled = False
 
     # -- making something happen --------------------------------------------------------------------------------------
 
     def script(self, text: str, name: str = "train.py") -> str:
         """Write a script into the working directory; its name."""
-        (self.folder / name).write_text(textwrap.dedent(text))
+        text = textwrap.dedent(text)
+        if self.is_pooled and text.startswith(("import ", "from ", "\nimport ", "\nfrom ")):
+            text = "import numpy; " + text  # so that its rank is a fork of the template; no line gets another number
+        (self.folder / name).write_text(text)
         return name
 
     def start(self, script: str = SLEEP, n_workers: int = 2, **options: Any) -> Cluster:
         """A cluster in this process that runs this text and is up. Without a strategy each worker runs the script."""
+        if self.is_pooled and kept.shared().warmth["state"] == "none":
+            self._see_another_run()
         options.setdefault("strategy", Plain())
         address: ClusterAddress = muster.run_cluster(
             n_workers, worker_script=self.script(script), wait=False, **options
@@ -197,6 +214,7 @@ class Scene:
         """Return what is there of all runs: processes, scratch folders, listeners on port 2222, threads."""
         pids = {*self._marked(), *(pid for pid, start in self._seen if linux.is_running(pid, start))}
         living = [notebook.process.pid for notebook in self._notebooks if notebook.process.poll() is None]
+        living += self._of_the_pool()
         left = [f"process {pid}: {command_line(pid)}" for pid in sorted(pids.difference(living)) if not is_gone(pid)]
         left += [f"folder {path}" for path in self.temp.glob("muster-*")]
         left += [f"listener {host}:2222" for host in _ssh_listeners() & self._hosts()]
@@ -210,8 +228,39 @@ class Scene:
             time.sleep(0.01)
         assert not left, "\n".join(left)
 
+    # -- a pool -------------------------------------------------------------------------------------------------------
+
+    def keep_a_pool(self) -> None:
+        """Have all runs from now on start on one pool, whose template has imported NumPy."""
+        os.environ["MUSTER_REUSE"] = "1"  # of this process, and of notebooks
+        kept._shared[:] = [kept.KeptPlatform(None)]
+        self.is_pooled = True
+
+    def assert_a_pool_hands_on_nothing(self) -> None:
+        """Fail where something of a run is still there while its pool is, or reaches the pool's next run."""
+        self.assert_nothing_left()
+        self._see_another_run()
+        self.assert_nothing_left()
+        kept.shared().close()
+        self.is_pooled = False
+
+    def _see_another_run(self) -> None:
+        """Run a script on the pool that fails where it finds anything of another run; then its template is there."""
+        script = self.folder / self.script(LOOKS, "looks.py")
+        muster.run_cluster(2, worker_script=script, strategy="processes", dashboard=False)
+        eventually(lambda: kept.shared().warmth["state"] == "ready", "the pool is warm", timeout=20)
+
+    def _of_the_pool(self) -> set[int]:
+        """The processes of the pool itself: its guard, and the template."""
+        pool = kept.shared() if self.is_pooled else None
+        platform = pool._platform if pool is not None else None
+        return {int(str(pool.warmth["pid"])), platform.guard_pid or 0} if pool and platform else set()
+
     def close(self) -> None:
         """End everything, however the test went."""
+        if os.environ.pop("MUSTER_REUSE", None):
+            kept.shared().close()
+            kept._shared.clear()
         for notebook in self._notebooks:
             notebook.process.kill()
             notebook.process.wait()

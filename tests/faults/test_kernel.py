@@ -98,3 +98,23 @@ def test_a_kernel_that_is_restarted_leaves_nothing(scene: Scene, kernel: Kernel)
     kernel.manager.restart_kernel(now=True)
     assert scene.recorded.status == "lost"
     assert kernel.client.wait_for_ready(timeout=30) is None
+
+
+def test_a_detached_run_outlives_the_restart_of_its_kernel_and_the_next_attaches(scene: Scene, kernel: Kernel) -> None:
+    scene.script("import os, time\nprint('ready', flush=True)\nwhile not os.path.exists('go'):\n    time.sleep(0.05)")
+    begun = kernel.run(
+        'import muster; run = muster.run_cluster(2, worker_script="train.py", strategy="processes", detach="5m")'
+    )
+    assert begun["raised"] is None
+    scene.wait_for_phase("training")
+    scene.remember()
+    kernel.manager.restart_kernel(now=True)
+    kernel.client.wait_for_ready(timeout=30)
+    assert scene.recorded.status == "running"
+    attached = kernel.run('import muster; run = muster.attach(); print(*run.stacks(), run.logs("worker-1"))')
+    assert attached["raised"] is None
+    assert f"Attached to run {scene.recorded.run_id}" in attached["printed"]
+    assert "rank 0 (worker-0) rank 1 (worker-1) ready" in attached["printed"]
+    (scene.folder / "go").touch()
+    ended = kernel.run("print(run.wait().status)")
+    assert (ended["raised"], ended["printed"]) == (None, "succeeded\n")

@@ -94,7 +94,8 @@ def recovers(lose: Callable[[muster.Cluster], object], *, are_all_new: bool = Fa
         assert f"attempt 2 goes on at step {PAUSE}" in recorded.logs(worker)
         assert recorded.logs(worker).split()[-1] == uninterrupted()
     how = "All workers were launched anew" if are_all_new else "worker-1 was replaced; 1 worker has stayed"
-    assert re.search(rf"Attempt 2 runs: .* {how}\.", recorded.explain())
+    assert re.search(rf"Attempt 2 runs, after .* {how}\.", recorded.explain())
+    assert re.search(r"Attempt 2 is at step 1\d, as far as the training was: [\d.]+ s were lost\.", recorded.explain())
 
 
 def take_away(running: muster.Cluster) -> None:

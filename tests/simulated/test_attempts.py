@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -392,3 +393,73 @@ def test_a_worker_that_is_lost_with_its_process_is_counted_once(came_back: bool)
     lost = Failure(FailureKind.LOST, 0.1, "worker-1")
     another = attempts.another(WorkerLost("worker-1 is lost", worker="worker-1"), lost)
     assert (another is None) == came_back
+
+
+class Stepping:
+    """A run whose second worker reports steps, so many seconds after each start, until it or the first is killed."""
+
+    def __init__(self, attempts: list[dict[float, int | str]]) -> None:
+        self.platform = ScriptedPlatform()
+        self.player = self.platform.player("worker-1")
+        self.player.on_order = self._on_order
+        self._attempts = iter(attempts)
+
+    def _on_order(self, kind: str, fields: dict[str, Any]) -> None:
+        if kind != "start":
+            return
+        plan = next(self._attempts)
+        fails = not all(isinstance(what, int) for what in plan.values())
+        for rank in range(2):
+            self.platform.player(f"worker-{rank}").behaviour.runs_for = None if fails else 40
+        for seconds, what in plan.items():
+            asyncio.get_running_loop().call_later(seconds, self._do, what)
+
+    def _do(self, what: int | str) -> None:
+        if isinstance(what, int):
+            self.player.report("progress", time=0.0, rank=1, step=what, steps=20, metrics={})
+        else:
+            self.platform.player(what).exit(rank=int(what[-1]), signal=9)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "lost", "told"),
+    [
+        pytest.param(
+            [{1: 1, 2: 4, 6: "worker-1"}, {10: 3, 12: 4, 13: 5}], 16, [(2, 4)],
+            id="from its last step until it is there again",
+        ),
+        pytest.param(
+            [{1: 1, 2: 4, 6: "worker-1"}, {8: 3, 9: "worker-0"}, {10: 3, 12: 6}], 25, [(3, 6)],
+            id="over an attempt that came less far",
+        ),
+        pytest.param(
+            [{2: 4, 6: "worker-1"}, {10: 4, 11: 6, 13: "worker-1"}, {5: 6}], 21, [(2, 4), (3, 6)], id="twice",
+        ),
+        pytest.param(
+            [{1: 1, 6: "worker-1", 6.05: 3, 6.1: 4, 6.2: 4, 6.3: 4}, {10: 4}], 10, [(2, 4)],
+            id="where the last steps of the attempt that failed are told late",
+        ),
+        pytest.param([{6: "worker-1"}, {}], 0, [], id="where nobody knows until it runs"),
+        pytest.param([{2: 4, 6: "worker-1"}, {}], 4, [], id="where it is never as far until it runs"),
+    ],
+)  # fmt: skip
+def test_time_is_lost_until_the_training_is_as_far_as_it_was(
+    loop: SimulatedLoop, made: Execution, checked: CheckedRun, attempts: list[dict[float, int | str]], lost: float,
+    told: list[tuple[int, int]],
+) -> None:  # fmt: skip
+    stepping = Stepping(attempts)
+    policy = RestartPolicy(3)
+    made.begin(replace(checked, platform=stepping.platform, restart_policy=policy, limits=Limits(run=200)))
+    result = finish(loop, made)
+    assert result.error is None
+    assert result.timings["lost"] == pytest.approx(lost, abs=1)
+    texts = texts_of(made)
+    found = [re.fullmatch(r"Attempt (\d) is at step (\d), as far as the training was: [\d.]+ s were lost\.", text)
+             for text in texts]  # fmt: skip
+    assert [(int(match[1]), int(match[2])) for match in found if match] == told
+    runs = [text for text in texts if re.match(r"Attempt \d runs", text)]
+    assert len(runs) == len(attempts) - 1
+    knows = any(isinstance(what, int) for what in attempts[0].values())
+    assert all(("were lost" in text) != knows for text in runs)
+    view = replay(Run(made.run_dir))
+    assert set(texts) <= set(view.notes)

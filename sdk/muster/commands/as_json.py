@@ -69,8 +69,9 @@ def refusal(error: MusterError, write: Write) -> dict[str, Any]:
 def summary(run: Run) -> dict[str, Any]:
     """Return a run as an entry in a list of runs."""
     facts = {"id": run.run_id, "name": run.name, "status": run.status, "strategy": run.strategy}
+    where = {"platform": run.platform or None, "host": run.session.get("host")}
     times = {"started_at": run.started_at, "seconds": run.seconds, "detached_until": run.detached_until}
-    return {**facts, **times, "path": str(run.run_dir)}
+    return {**facts, **where, **times, "path": str(run.run_dir)}
 
 
 def outcome(run: Run, write: Write) -> dict[str, Any]:

@@ -171,13 +171,18 @@ def _took(run: Run) -> str:
 
 
 def _beside(run: Run) -> str:
-    """Return, in words, of a run under way whether it is queued, and until when it may go on if it is detached."""
+    """Return, in words, of a run under way whether it is queued, where it lives, and until when."""
     if run.status != "running":
         return ""
     until = run.detached_until
-    parts = ["queued"] if is_queued(run.events()) else []
-    parts += [f"detached until {datetime.fromtimestamp(until):%a %d %b %Y %H:%M}"] if until is not None else []
-    return f"({', '.join(parts)})" if parts else ""
+    where = "here" if run.platform in ("", "local") else f"on {clean(run.platform)}"
+    ends = (
+        "ends with its session"
+        if until is None
+        else f"detached until {datetime.fromtimestamp(until):%a %d %b %Y %H:%M}"
+    )
+    parts = ["queued", where, ends] if is_queued(run.events()) else [where, ends]
+    return f"({', '.join(parts)})"
 
 
 @click.command()

@@ -3,7 +3,7 @@
 The ``kind`` of an event determines the fields of its ``data``:
 
 ===================  =================================================================================================
-``run_requested``    ``job`` (plain data), ``session`` (pid, start time, boot), ``python``, ``run_id``,
+``run_requested``    ``job`` (plain data), ``session`` (pid, start time, boot), ``python``, ``run_id``, ``platform``,
                      ``detached_until`` (seconds since the epoch, of a run that needs no session)
 ``run_phase``        ``phase``: launching, connecting, starting, training, ending
 ``run_attempt``      ``attempt``: number of the attempt that begins, from 2; ``reason``: why the previous one has ended

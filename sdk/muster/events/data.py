@@ -57,7 +57,8 @@ class EventData(Mapping[str, Any]):
 class RunRequested(EventData):
     """A run has been requested. ``strategy``, and ``run`` (its id), are set only in records of older versions.
 
-    For a run that needs no session ``detached_until`` is set, in seconds since the epoch.
+    ``platform`` is the name of its workers' platform. For a run that needs no session ``detached_until`` is set, in
+    seconds since the epoch.
     """
 
     kind = EventKind.RUN_REQUESTED
@@ -67,6 +68,7 @@ class RunRequested(EventData):
     run_id: str | None = None
     strategy: str | None = None
     detached_until: float | None = None
+    platform: str | None = None
     run: str | None = None
 
 

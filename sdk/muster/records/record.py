@@ -85,6 +85,11 @@ class RunRecord:
         return self._asked.detached_until
 
     @property
+    def platform(self) -> str:
+        """Name of the platform of its workers, such as ``local``; empty where it was not recorded."""
+        return str(self._asked.platform or "")
+
+    @property
     def cwd(self) -> str:
         """The folder that the run was started in; empty if it was not recorded."""
         return str(self._job.get("cwd") or "")

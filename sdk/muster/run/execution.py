@@ -28,9 +28,9 @@ from muster.records.result import Result, discard_values, exit_codes
 from muster.records.scratch import make_scratch
 from muster.run.attempts import Attempts
 from muster.run.control import Answer, Control
+from muster.run.lost_time import LostTime
 from muster.run.request import AT_ONCE, CheckedRun
 from muster.run.streams import Stream
-from muster.runtime import clock
 from muster.runtime.background import background_loop, in_thread
 from muster.runtime.imports import import_at_once
 from muster.runtime.latch import Latch
@@ -77,8 +77,7 @@ class Execution:
         self._scratch = Path()
         self._attempts = Attempts()
         self._again: events.RunAttempt | None = None  # the attempt after the present one, once that has failed
-        self._failed_at: float | None = None  # when it failed, on the monotonic clock; None once the next one is up
-        self._lost_seconds = 0.0  # time between the failure of an attempt and the moment when the next one was up
+        self._lost_time = LostTime(observers.tell)
         self._metrics: dict[str, float] = {}  # metrics of the attempts before
         self._remarks: list[str] = []
 
@@ -147,7 +146,9 @@ class Execution:
             job = describe_job(checked.job, checked.strategy)
             until = self._started_at + checked.limits.detached if checked.limits.detached is not None else None
             session = sessions.this_session()
-            asked = events.RunRequested(job, session, checked.job.python, self.run_id, detached_until=until)
+            asked = events.RunRequested(
+                job, session, checked.job.python, self.run_id, detached_until=until, platform=checked.platform.name
+            )
             self._observers.tell(Event.of(asked, when=self._started_at))
             await self._control()
             for remark in self._remarks:
@@ -170,6 +171,7 @@ class Execution:
         """Run attempts until one succeeds or the policy allows no more. Raises the error that ended the last one."""
         trained = 0.0
         self._observers.add(self._attempts)
+        self._observers.add(self._lost_time)
         self._attempts.policy = checked.restart_policy
         orchestrator = await self._prepare(checked, trained)
         while True:
@@ -193,21 +195,16 @@ class Execution:
             if reason is None:
                 return False
             self._again = events.RunAttempt(self._attempts.number, reason)
-            if self._failed_at is None:
-                self._failed_at = clock.now()
+            self._lost_time.ended()
             return orchestrator.strategy.keeps_workers
 
         await orchestrator.run(is_tried_again, self._attempts.alone)
 
     def _is_up(self) -> None:
-        """Record that an attempt is up, and emit a note of the time lost since the one before failed."""
+        """Record that an attempt is up."""
         self.up.set(True)
-        if self._failed_at is not None and self.orchestrator is not None:
-            seconds, self._failed_at = clock.now() - self._failed_at, None
-            self._lost_seconds += seconds
-            how = self.orchestrator.state.said_of_workers()
-            text = f"Attempt {self._attempts.number} runs: {seconds:.1f} s were lost. {how}"
-            self._observers.tell(Event.of(events.Note(text)))
+        if self.orchestrator is not None:
+            self._lost_time.is_up(self.orchestrator.state.said_of_workers())
 
     async def _next(self, before: Orchestrator, checked: CheckedRun, trained: float) -> Orchestrator:
         """Prepare the next attempt: on the workers that have stayed, or on new ones if none have."""
@@ -366,10 +363,10 @@ class Execution:
         )
 
     def _timings(self) -> dict[str, float]:
-        """Seconds that the phases of the last attempt took, and those that were lost between attempts."""
+        """Seconds that the phases of the last attempt took, and those that were lost to the attempts before it."""
         timings = dict(self.orchestrator.timings) if self.orchestrator else {}
-        if self._lost_seconds:
-            timings["lost"] = self._lost_seconds
+        if self._lost_time.seconds:
+            timings["lost"] = self._lost_time.seconds
         return {phase: round(seconds, 3) for phase, seconds in timings.items()}
 
     async def _record(self, result: Result, journal: Journal) -> None:
