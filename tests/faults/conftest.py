@@ -26,8 +26,8 @@ def scene(
 ) -> Iterator[Scene]:
     """Provide a scene with a temporary folder of its own; fail the test if anything of a run is left there.
 
-    Its workers are on this machine, unless a test is marked ``anywhere``. By ``make elsewhere`` all runs of the test are
-    made on one pool as well, before and after which others run there.
+    Its workers are on this machine, unless a test is marked ``anywhere``. ``make elsewhere`` makes all runs of the test
+    on one pool as well, before and after which others run there.
     """
     temp = Path(tempfile.mkdtemp(prefix="scene-", dir="/tmp"))
     monkeypatch.setenv("TMPDIR", str(temp))
