@@ -144,8 +144,9 @@ class Docker(ContainerEngine):
             self.run("network", "prune", "--force")
         self.stop_registry()
         self.stop()
-        if self._has_disk:
-            subprocess.run(["umount", "--lazy", str(self.root)], stderr=subprocess.DEVNULL)
+        # Docker mounts the machine's own network there for containers that have it, and leaves it mounted.
+        for mounted in (self.folder / "exec" / "netns" / "default", *([self.root] if self._has_disk else [])):
+            subprocess.run(["umount", "--lazy", str(mounted)], stderr=subprocess.DEVNULL)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _run(self, *command: str) -> subprocess.Popen[bytes]:
