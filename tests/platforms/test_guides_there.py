@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
-import select
 import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import muster
 import pytest
+from muster.records import scratch
 
 from tests.platforms import slurm_engine, slurm_login
 from tests.platforms.containers_podman import Podman, why_not
@@ -35,7 +34,7 @@ from tests.platforms.slurm_login import LoginMachine
 from tests.platforms.test_worker_image import built
 from tests.support import DOCS, environment, eventually
 
-pytestmark = [pytest.mark.elsewhere, pytest.mark.slow]
+pytestmark = [pytest.mark.elsewhere, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SCRIPT = "import os\nprint('rank', os.environ.get('HOROVOD_RANK', os.environ.get('RANK')), 'on', os.uname().nodename)\n"
 LEFT_OUT = {
@@ -47,9 +46,13 @@ LEFT_OUT = {
     "cp -r": "its digits are for the script of the next line",
     "muster run -p containers --image": "trains for long on what was left out; test_worker_image.py does so",
     "docker run": "waits for somebody at a terminal; test_containers.py has a session in a container",
+    "salloc": "waits for somebody at a terminal; the job before it does the same",
+    "srun --overlap": "as above",
+    "muster run -p slurm -s horovod -n 2 --nodes 2 --cpu 8": "as above, within that job",
     "import signal": "part of somebody's training loop",
     "muster plan --submission": "names no script; test_kubernetes.py gives what it prints to kubectl",
 }
+ONE_GPU = "echo 'GPU 0: none (UUID: GPU-0)'"  # what nvidia-smi says to workers that have one
 ORPHAN = """
 import json, os, signal, sys; from tests.support import Run, shell; from pathlib import Path
 from muster.agent.places import symbol; from muster.platforms import get_platform
@@ -72,9 +75,7 @@ class Reader:
         (folder / "train.py").write_text(SCRIPT)
         (folder / "bin").mkdir()
         for name, command in {"muster": [sys.executable, "-m", "muster"], **programs}.items():
-            program = folder / "bin" / name
-            program.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
-            program.chmod(0o755)
+            write_program(folder / "bin" / name, f'exec {shlex.join(command)} "$@"')
         self._path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
 
     @property
@@ -100,11 +101,8 @@ class Reader:
             lines = [re.sub(r" +# .*", "", line) for line in (block or inline).replace("\\\n", " ").splitlines()]
             if language == "console":
                 lines = [line.strip().removeprefix("$ ") for line in lines]
-            if lines[0].startswith("salloc"):
-                self._type(lines)
-            else:
-                for line in lines:
-                    self._run(line)
+            for line in lines:
+                self._run(line)
 
     def _run(self, command: str) -> None:
         if not is_left_out(command):
@@ -117,36 +115,15 @@ class Reader:
         """Run ``kubectl``, as somebody who may do everything."""
         subprocess.run(["kubectl", *words], env=self._environment, input=given, text=True, check=True)
 
-    def _type(self, lines: Sequence[str]) -> None:
-        """Type commands into a terminal, of which all but the last begin a shell, and leave these again."""
-        pid, terminal = pty.fork()
-        if not pid:
-            os.execve("/bin/sh", ["sh", "-c", lines[0]], {**self._environment, "TERM": "dumb", "SHELL": "/bin/sh"})
-        said = b""
-        try:
-            for number, line in enumerate([*lines[1:], "true"]):
-                os.write(terminal, f"echo up$((1 + {number}))\n".encode())
-                said = wait_for(rb"up%d\r" % (1 + number), terminal, said)
-                os.write(terminal, f"{line} || exit 1\n".encode())
-            for _ in lines[1:]:
-                os.write(terminal, b"exit\n")
-            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, said
-        finally:
-            os.close(terminal)
+
+def write_program(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
 
 
 def is_left_out(command: str) -> bool:
     return command.startswith(tuple(LEFT_OUT))
-
-
-def wait_for(pattern: bytes, terminal: int, said: bytes) -> bytes:
-    """Wait until a terminal has said this, after what it has said before, and return all of it."""
-    deadline = time.monotonic() + 120
-    while not re.search(pattern, said):
-        assert time.monotonic() < deadline, said
-        if select.select([terminal], [], [], 0.1)[0]:
-            said += os.read(terminal, 4096)
-    return said
 
 
 def guide(page: str) -> str:
@@ -221,8 +198,9 @@ def cluster_with_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoginMachine]
     root = None if reason else slurm_engine.fetch()
     if root is None:
         pytest.skip(reason or "Debian's packages of Slurm cannot be fetched here")
-    engine = slurm_engine.Engine(root, cpus=16, memory=64_000, gpus=4)
+    engine = slurm_engine.Engine(root, cpus=16, memory=64_000, gpus=8)
     machine = LoginMachine(engine)
+    write_program(machine.folder / "bin" / "nvidia-smi", ONE_GPU)
     monkeypatch.setenv("PATH", f"{machine.folder / 'bin'}{os.pathsep}{engine.path}")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     yield machine
@@ -240,15 +218,15 @@ def test_that_of_slurm(cluster_with_gpus: LoginMachine, tmp_path: Path, monkeypa
     reader = Reader(tmp_path, {})
     reader.follow(guide("slurm.md"), **{"me@login1": slurm_login.NAME})
     two = [f"rank {rank} on n{rank + 1}" for rank in range(2)]
-    on_one = [f"rank {rank} on n1" for rank in range(2)]
-    nowhere = ["rank None on n1"] * 4
+    on_one, four = ([f"rank {rank} on n1" for rank in range(size)] for size in (2, 4))
     runs = lines_of_runs()
-    assert runs[:4] == [two, on_one, nowhere, nowhere]
-    assert sorted(set(runs[4])) == ["", "rank None on n1"] or sorted(set(runs[4])) == ["", "rank None on n2"]
-    assert runs[5:] == [two, two]
+    assert runs[:4] == [two, on_one, four, four]
+    scripts = ["rank None on n" in said for said in runs[4]]  # of a chief; the others serve
+    assert (scripts.count(True), scripts.count(False)) == (1, 6)
+    assert runs[5:] == [two]
     doctors = [" ".join(said.split()) for command, said in reader.said.items() if command.startswith("muster doctor")]
     assert len(doctors) == 2
-    assert all("partition main: 2 nodes, the largest with 16 cores, 64000 MiB and 4 GPUs" in said for said in doctors)
+    assert all("partition main: 2 nodes, the largest with 16 cores, 64000 MiB and 8 GPUs" in said for said in doctors)
 
 
 def test_that_of_kubernetes(space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,11 +236,17 @@ def test_that_of_kubernetes(space: Space, tmp_path: Path, monkeypatch: pytest.Mo
     if not cluster.is_own or not kubectl:
         pytest.skip("it needs a cluster of the tests' own, and kubectl")
     text, overlay = guide("kubernetes.md"), tmp_path / "machine.json"
-    overlay.write_text(json.dumps(this_machine()))
+    machine = this_machine()
+    write_program(tmp_path / "gpus" / "nvidia-smi", ONE_GPU)
+    machine["spec"]["volumes"].append({"name": "gpus", "hostPath": {"path": str(tmp_path / "gpus")}})
+    (worker,) = machine["spec"]["containers"]
+    worker["volumeMounts"].append({"name": "gpus", "mountPath": "/work", "readOnly": True})
+    worker["env"].append({"name": "PATH", "value": "/work:/usr/local/bin:/usr/bin:/bin"})
+    overlay.write_text(json.dumps(machine))
     small = ["--overlay", str(overlay), "--python", space.python, "--cpu", "0.2", "--memory", "0.5"]
     as_small = f'verb=$1; shift; exec "$0" -m muster "$verb" {shlex.join(small)} "$@"'
     reader = Reader(
-        tmp_path,
+        space.folder,
         {
             "muster": ["sh", "-c", as_small, sys.executable],
             "kubectl": ["env", f"KUBECONFIG={cluster.kubeconfig}", kubectl],
@@ -290,7 +274,8 @@ def test_that_of_kubernetes(space: Space, tmp_path: Path, monkeypatch: pytest.Mo
         path = f"{environment()['PYTHONPATH']}{os.pathsep}{Path(__file__).parents[2]}"
         orphan = json.dumps({"namespace": "ml", "image": IMAGE_OF_GUIDE, "overlay": str(overlay)})
         subprocess.run([sys.executable, "-c", ORPHAN, orphan], env=environment(PYTHONPATH=path), check=False)
-        (pod,) = cluster.pods("ml")
+        scratch.sweep(Path(tempfile.gettempdir()))  # as the next run would
+        (pod,) = [pod for pod in cluster.pods("ml") if not pod["metadata"].get("deletionTimestamp")]
         owner = pod["metadata"]["labels"]["muster/owner"]
         reader.follow(after, OWNER=owner)
         listed = [said for command, said in reader.said.items() if command.startswith("kubectl")]
