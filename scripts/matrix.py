@@ -4,9 +4,8 @@
 
 The wheel goes into fresh environments, with each extra (tests/test_installation.py).
 
-Each version that is at hand gets an environment of its own, ``.venv-3.10`` and so on, from requirements.lock;
-``.venv-oldest`` has the lowest versions that setup.cfg allows, TensorFlow's included, on the oldest Python at hand.
-None of them has Horovod, which would have to be compiled for each: tests that need it say so, skip, and run in
+Each version that is at hand gets an environment of its own: the oldest one ``.venv-oldest`` with the lowest versions that
+setup.cfg allows, TensorFlow's included, and the others ``.venv-3.12`` and so on from requirements.lock. None of them has Horovod, which would have to be compiled for each: tests that need it say so, skip, and run in
 `make test`.
 """
 
@@ -57,7 +56,7 @@ def lowest(python: str) -> str:
 
 
 def environments() -> "list[tuple[str, str]]":
-    """Provide an environment for each installed Python but the usual one, and one with the oldest packages.
+    """Provide an environment with the oldest packages for the oldest Python here, and one for each but the usual one.
 
     Returns their names and interpreters. For a version that is not installed, a line says that its tests are skipped.
     """
@@ -70,8 +69,9 @@ def environments() -> "list[tuple[str, str]]":
         if python is None:
             setup.say(f"no Python {version} here: the tests on it are skipped")
             continue
-        oldest = oldest or python
-        if version != usual:  # .venv has that one, and `make test` runs everything on it
+        if oldest is None:
+            oldest = python
+        elif version != usual:  # .venv has that one, and `make test` runs everything on it
             made.append((f".venv-{version}", provide(f".venv-{version}", python, os.path.join(setup.ROOT, setup.LOCK))))
     if oldest is not None:
         made.append((".venv-oldest", provide(".venv-oldest", oldest, lowest(oldest))))
