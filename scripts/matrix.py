@@ -4,9 +4,9 @@
 
 The wheel goes into fresh environments, with each extra (tests/test_installation.py).
 
-Each version that is at hand gets an environment of its own: the oldest one ``.venv-oldest`` with the lowest versions that
-setup.cfg allows, TensorFlow's included, and the others ``.venv-3.12`` and so on from requirements.lock. None of them has Horovod, which would have to be compiled for each: tests that need it say so, skip, and run in
-`make test`.
+Each version that is at hand gets an environment of its own: the oldest one ``.venv-oldest``, with the lowest versions
+that setup.cfg allows, TensorFlow's included; the others ``.venv-3.12`` and so on, from requirements.lock. None of them
+has Horovod, which would have to be compiled for each: tests that need it say so, skip, and run in `make test`.
 """
 
 import os
