@@ -382,7 +382,10 @@ def _hint_at_reuse(cluster: Cluster) -> None:
         return
     _cold.append(cluster.job.name)
     if len(_cold) == SECOND:
-        _say(f"The script has imported for {seconds:.1f} s. reuse=True in this call saves that from its second run on.")
+        _say(
+            f"The script has imported for {seconds:.1f} s. reuse=True in this call saves that: from its second run on "
+            "ranks start in about two seconds."
+        )
 
 
 @without_inner_frames

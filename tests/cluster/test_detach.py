@@ -137,6 +137,26 @@ def test_nothing_is_left_when_its_controller_is_killed(here: Path) -> None:
     eventually(lambda: not processes_of(run), "nothing is left of it")
 
 
+@pytest.mark.parametrize("how", ["logout", "closed laptop"])
+def test_neither_a_logout_nor_a_closed_laptop_ends_it(here: Path, how: str) -> None:
+    run = detach()
+    pid = controller_of(run)
+    if how == "logout":
+        os.kill(pid, signal.SIGHUP)
+    else:  # everything of it stands still, workers as well
+        everything = processes_of(run)
+        for each in everything:
+            os.kill(each, signal.SIGSTOP)
+        time.sleep(4)
+        for each in everything:
+            os.kill(each, signal.SIGCONT)
+    time.sleep(1)
+    assert run.status == "running"
+    (here / "go").touch()
+    assert run.wait(timeout=60).status == "succeeded"
+    eventually(lambda: not processes_of(run), "nothing is left of it")
+
+
 def test_a_failure_is_told_to_whoever_waits_as_to_a_session(here: Path) -> None:
     (here / "train.py").write_text("raise ValueError('no such data')")
     run = muster.run_cluster(1, strategy="processes", worker_script="train.py", detach="5m", dashboard=False)

@@ -109,6 +109,30 @@ def test_ranks_that_horovodrun_asks_for_are_forks_too(pool: Pool) -> None:
     assert said_by(pool, strategy="horovod")["warm"] is True
 
 
+@needs_horovod
+@pytest.mark.slow
+@pytest.mark.elsewhere
+def test_ranks_that_train_with_keras_and_horovod_are_forks_that_have_imported_both(pool: Pool, here: Path) -> None:
+    (here / "fit.py").write_text(
+        "import sys\n"
+        "before = [name in sys.modules for name in ('keras', 'tensorflow', 'horovod.tensorflow')]\n"
+        "import horovod.tensorflow as hvd\n"
+        "import keras\n"
+        "import tensorflow as tf\n"
+        "hvd.init()\n"
+        "model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer='zeros')])\n"
+        "model.compile(optimizer='sgd', loss='mse')\n"
+        "model.fit(tf.ones((4, 1)), tf.ones((4, 1)), verbose=0)\n"
+        "print(before, float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum)), flush=True)\n"
+    )
+    said = []
+    for _ in range(2):
+        found = pool.run_cluster(worker_script="fit.py", strategy="horovod", dashboard=False).cluster
+        said.append([found.logs(f"worker-{index}").splitlines()[-1] for index in range(2)])
+        eventually(lambda: "importing" not in repr(pool), "the imports for the next run", timeout=120)
+    assert said == [["[False, False, False] 2.0"] * 2, ["[True, True, True] 2.0"] * 2]
+
+
 @pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
 def test_ranks_that_mpiexec_asks_for_are_forks_too(pool: Pool, flavour: str) -> None:
     mpiexec = shutil.which(f"mpiexec.{flavour}")

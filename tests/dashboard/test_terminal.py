@@ -37,6 +37,17 @@ def test_starting() -> None:
     assert lines[2].split() == ["worker", "status", "phase", "last", "line"], "no column for what nobody has told"
 
 
+def test_sending_the_project() -> None:
+    events = [*starting(2), at(1, "run_phase", phase="starting")]
+    events += [at(2, "transfer", f"worker-{index}", done=25 + 50 * index, total=100) for index in range(2)]
+    lines = painted(view_of(events, now=3))
+    assert lines[0] == "● mnist  horovod  sending the project  3.0 s  2 starting"
+    assert re.fullmatch("━{20}─{20}  50 %", lines[1])
+    events += [at(4, "transfer", f"worker-{index}", done=100, total=100) for index in range(2)]
+    lines = painted(view_of(events, now=5))
+    assert lines[:2] == ["● mnist  horovod  starting  5.0 s  2 starting", ""]
+
+
 def test_training() -> None:
     lines = painted(view_of(training(2)))
 

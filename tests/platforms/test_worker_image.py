@@ -125,6 +125,32 @@ def test_agents_start_the_ranks_in_it(podman: Podman, tmp_path: Path, monkeypatc
     ]
 
 
+def test_without_an_sshd_in_it_the_agents_start_the_ranks_and_the_plan_says_why(
+    podman: Podman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    without = f"localhost/{IMAGE}-without-sshd"
+    (tmp_path / "no-program").touch(mode=0o644)
+    container = podman.run("create", IMAGE, "sh").strip()
+    podman.run("cp", "no-program", f"{container}:/usr/sbin/sshd")
+    podman.run("commit", container, without)
+    podman.run("rm", container)
+    (tmp_path / "train.py").write_text("import horovod.tensorflow as hvd\nhvd.init()\nprint(hvd.rank(), hvd.size())\n")
+    try:
+        cluster = muster.run_cluster(
+            2, strategy="horovod", worker_script="train.py", memory=3, timeout_seconds=240,
+            platform="containers", image=without,
+        ).cluster  # fmt: skip
+    finally:
+        podman.run("rmi", without)
+    assert [cluster.logs(f"worker-{rank}").splitlines()[-1] for rank in range(2)] == ["0 2", "1 2"]
+    (note,) = json.loads((cluster.run_dir / "plan.json").read_text())["notes"]
+    assert note.startswith(
+        "The workers' agents start the ranks, as horovodrun cannot: nobody can log in to worker-0 (it "
+    )
+    assert "sshd: its image needs openssh-server" in note
+
+
 def test_it_holds_no_key_and_nothing_of_muster_and_its_user_is_an_ordinary_one(
     engine_with_image: ContainerEngine,
 ) -> None:

@@ -33,6 +33,16 @@ def test_an_agent_with_the_token_is_welcome_and_heard(endpoint: Listening) -> No
     eventually(lambda: endpoint.lost == ["worker-0"])
 
 
+@pytest.mark.parametrize(("most", "seconds"), [(500, 1.0), (1, 2.0), (0.25, 8.0)])  # reports a second, of two workers
+def test_agents_report_the_more_rarely_the_more_there_are(
+    endpoint: Listening, monkeypatch: pytest.MonkeyPatch, most: float, seconds: float
+) -> None:
+    monkeypatch.setattr(endpoint_module, "REPORTS_PER_SECOND", most)
+    with endpoint.dial() as client:
+        client.sendall(frames.encode("hello", **endpoint.hello()))
+        assert answer(client).get("interval", 1.0) == seconds
+
+
 def test_last_words_are_heard_before_the_end(endpoint: Listening) -> None:
     heard: list[str] = []
     endpoint.session.on_message = lambda worker, message: heard.append(kind_of(message))
