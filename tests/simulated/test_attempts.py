@@ -463,3 +463,22 @@ def test_time_is_lost_until_the_training_is_as_far_as_it_was(
     assert all(("were lost" in text) != knows for text in runs)
     view = replay(Run(made.run_dir))
     assert set(texts) <= set(view.notes)
+
+
+def test_no_order_repeats_what_the_environment_of_the_launch_has(
+    loop: SimulatedLoop, made: Execution, checked: CheckedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempted = Attempted([False])
+    launched: list[str] = []
+    launch = attempted.player.launch
+
+    def note(spec: WorkerSpec) -> None:
+        launched.append(spec.env["LONG"])
+        launch(spec)
+
+    monkeypatch.setattr(attempted.player, "launch", note)
+    job = replace(checked.job, env={"LONG": "x" * 10_000})
+    made.begin(replace(checked, platform=attempted.platform, job=job))
+    assert finish(loop, made).error is None
+    assert launched == [job.env["LONG"]]
+    assert len(str(attempted.player.orders)) < len(job.env["LONG"])
