@@ -29,6 +29,7 @@ from muster.errors import (
     MusterError,
     WorkerLost,
 )
+from muster.events import Event, EventKind
 from muster.job import Resources, Status, Worker
 from muster.platforms.hosts import platform as hosts_platform
 from muster.platforms.hosts.platform import HostsPlatform
@@ -301,6 +302,20 @@ def test_what_a_reboot_has_left_is_removed_at_the_next_login(start: Start, hosts
 # -- claims -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
+def test_two_platforms_do_not_take_the_same_core(hosts: Network, run: Run) -> None:
+    first, second = HostsPlatform(hosts=("h1:1",)), HostsPlatform(hosts=("h1:1",))
+    seen = []
+    for number, platform in enumerate((first, second)):
+        show = shell("grep Cpus_allowed_list /proc/self/status; sleep 600")
+        spec = run.spec(f"worker-{number}", resources=Resources(cpu=1, memory=0.5), process=show)
+        (handle,) = platform.submit([spec], f"run-{number}")
+        seen.append(eventually(lambda: list(platform.logs(handle)), "it tells"))  # noqa: B023
+    first.close()
+    second.close()
+    assert len(set(map(tuple, seen))) == 2
+
+
 def test_two_platforms_do_not_take_the_same_gpu(hosts: Network, run: Run) -> None:
     host = hosts.hosts["h1"]
     listing = "".join(f"echo 'GPU {n}: Some (UUID: GPU-{n}{n})'; " for n in range(2))
@@ -351,6 +366,10 @@ def test_a_run_without_a_cache_leaves_no_path_on_a_host_and_clean_removes_that_o
         assert {TRAIN, "of the project"} <= contents
         assert host.run("stat -c %a /root/.cache/muster/projects") == "700\n"
     assert "The workers keep the project's files in /root/.cache/muster/projects" in cluster.explain()
+    sent: dict[str, int] = {}
+    Path("data.txt").write_text("now another text")
+    start(0, wait=True, observers=[lambda event: note_transfer(event, sent)])
+    assert sent == dict.fromkeys(("worker-0", "worker-1"), len("now another text"))  # only what has changed
     clean = [sys.executable, "-m", "muster", "clean", "-p", "hosts", "--hosts", ",".join(HOSTS)]
     said = subprocess.run(clean, env=environment(), check=True, capture_output=True, text=True).stdout
     assert all(host.name in said for host in used)
@@ -358,6 +377,12 @@ def test_a_run_without_a_cache_leaves_no_path_on_a_host_and_clean_removes_that_o
     assert not any(host.name in again for host in used)
     for host, others in zip(used, before, strict=True):
         eventually(lambda: paths(host) <= others | {"/root/.cache"}, "nothing is left of it")  # noqa: B023
+
+
+def note_transfer(event: Event, sent: dict[str, int]) -> None:
+    """Note the bytes that a worker is sent of the project."""
+    if event.kind == EventKind.TRANSFER:
+        sent[str(event.worker)] = event.data["total"]
 
 
 def of_cache(found: set[str]) -> set[str]:
