@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +18,9 @@ from muster.worker_pool import Pool
 from tests.platforms.containers_podman import Podman
 from tests.platforms.hosts_network import Network
 from tests.platforms.slurm_engine import Engine
-from tests.support import eventually, handles_of
+from tests.support import IMPORT_PATH, eventually, handles_of, needs_horovod
 
+PLACES = [("hosts", "hosts"), ("containers", "engine"), ("containers", "docker"), ("slurm", "slurm")]
 SCRIPT = """
 import json
 import os
@@ -109,3 +111,33 @@ def test_in_containers_of_which_one_is_killed(engine: Podman) -> None:
 def test_in_one_job_of_slurms(slurm: Engine) -> None:
     with pool_of(2, platform="slurm", nodes="2") as pool:
         assert len({seen["node"] for seen in trains_twice(pool)}) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.elsewhere
+@needs_horovod
+@pytest.mark.parametrize(
+    ("platform", "fixture"),
+    [("hosts", "hosts"), ("containers", "engine"), ("containers", "docker"), ("slurm", "slurm")],
+)
+def test_ranks_that_horovodrun_starts_on_a_pool_are_forks_with_their_imports(
+    request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch, platform: str, fixture: str
+) -> None:
+    provided = request.getfixturevalue(fixture)
+    monkeypatch.setenv("PYTHONPATH", IMPORT_PATH.split(os.pathsep)[0])  # without a module that is not installed
+    (folder / "train.py").write_text(
+        "import sys\n"
+        "before = 'horovod.tensorflow' in sys.modules\n"
+        "import horovod.tensorflow as hvd\n"
+        "hvd.init()\n"
+        "print(before, hvd.size(), flush=True)\n"
+    )
+    said = []
+    with muster.pool(2, memory=2, timeout_seconds=240, dashboard=False, platform=platform) as pool:
+        for _ in range(2):
+            cluster = pool.run_cluster(strategy="horovod", worker_script="train.py", dashboard=False).cluster
+            said.append([cluster.logs(f"worker-{index}").splitlines()[-1] for index in range(2)])
+            eventually(lambda: "importing" not in repr(pool), "the imports for the next run", timeout=120)
+    assert said == [["False 2"] * 2, ["True 2"] * 2]
+    if isinstance(provided, Network):
+        provided.remove_what_tensorflow_leaves()

@@ -7,7 +7,7 @@ from pathlib import Path
 import muster
 import pytest
 
-from tests.platforms.containers_podman import Podman
+from tests.platforms.container_engine import ContainerEngine
 from tests.platforms.hosts_network import Network
 from tests.platforms.recovering import recovers, take_away
 from tests.platforms.slurm_engine import Engine
@@ -32,13 +32,13 @@ def test_a_host_that_starts_anew_gets_its_worker_again(hosts: Network, folder: P
     recovers(restart, platform="hosts", hosts=["h1:1", "h2:1"], lease_seconds=3)
 
 
-def test_a_container_that_is_killed_is_replaced(engine: Podman, folder: Path) -> None:
+def test_a_container_that_is_killed_is_replaced(either_engine: ContainerEngine, folder: Path) -> None:
     def kill(running: muster.Cluster) -> None:
-        names = engine.containers()
-        engine.run("kill", next(name for name in names if name.endswith("worker-1")))
+        names = either_engine.containers()
+        either_engine.run("kill", next(name for name in names if name.endswith("worker-1")))
 
     recovers(kill, platform="containers")
-    eventually(lambda: engine.left_behind() == [], "nothing is left", timeout=30)
+    eventually(lambda: either_engine.left_behind() == [], "nothing is left", timeout=30)
 
 
 def test_with_a_node_of_slurms_that_is_lost_all_of_its_job_is_launched_anew(slurm: Engine, folder: Path) -> None:
