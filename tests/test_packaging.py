@@ -293,7 +293,9 @@ def test_pyproject_holds_the_build_system_and_the_linters_only() -> None:
 
 def make(*targets: str) -> str:
     """Ask make what it would run."""
-    done = subprocess.run(["make", "-n", *targets], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["make", "-n", "--no-print-directory", *targets], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     return done.stdout
 
 
