@@ -20,6 +20,7 @@ from tests.support import environment
 
 REPOSITORY = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
+ON_DOCKER = pytest.param("docker", marks=pytest.mark.elsewhere)
 # Each of two workers adds one to a variable of a server, and then waits for the other.
 PARAMETER_SERVERS = """\
 import os, time
@@ -62,7 +63,11 @@ def train(
 
 @pytest.mark.parametrize(
     ("train", "workers", "launcher"),
-    [("engine", 3, "horovodrun"), ("engine", 2, "agents"), ("docker", 2, "horovodrun"), ("docker", 2, "agents")],
+    [
+        ("engine", 3, "horovodrun"),
+        ("engine", 2, "agents"),
+        *(pytest.param("docker", 2, launcher, marks=pytest.mark.elsewhere) for launcher in ("horovodrun", "agents")),
+    ],
     indirect=["train"],
 )
 def test_horovod(train: Callable[..., muster.Cluster], workers: int, launcher: str) -> None:
@@ -80,7 +85,7 @@ def test_horovod(train: Callable[..., muster.Cluster], workers: int, launcher: s
     assert [tuple(value) for value in values] == [(f"worker-{index}", expected) for index in range(workers)]
 
 
-@pytest.mark.parametrize("train", ["engine", "docker"], indirect=True)
+@pytest.mark.parametrize("train", ["engine", ON_DOCKER], indirect=True)
 def test_parameter_servers(train: Callable[..., muster.Cluster], tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text(PARAMETER_SERVERS)
     found = train(2, "task.py", n_ps=1, strategy="parameter_server")
@@ -88,7 +93,7 @@ def test_parameter_servers(train: Callable[..., muster.Cluster], tmp_path: Path)
     assert ends == ["both have added in worker-0", "both have added in worker-1"]
 
 
-@pytest.mark.parametrize("train", ["engine", "docker"], indirect=True)
+@pytest.mark.parametrize("train", ["engine", ON_DOCKER], indirect=True)
 def test_multi_worker_mirrored(train: Callable[..., muster.Cluster]) -> None:
     def total() -> float:
         import tensorflow as tf
@@ -104,12 +109,14 @@ def test_multi_worker_mirrored(train: Callable[..., muster.Cluster]) -> None:
     assert train(2, total, strategy="multi_worker").result.values == [3.0, 3.0]
 
 
-@pytest.mark.parametrize(("train", "workers"), [("engine", 3), ("docker", 2)], indirect=["train"])
+@pytest.mark.parametrize(
+    ("train", "workers"), [("engine", 3), pytest.param("docker", 2, marks=pytest.mark.elsewhere)], indirect=["train"]
+)
 def test_mpi(train: Callable[..., muster.Cluster], workers: int, mpi: Installed) -> None:
     adds_up(train(workers, mpi.program, strategy=mpi.strategy(), wait=False), workers)
 
 
-@pytest.mark.parametrize("train", ["engine", "docker"], indirect=True)
+@pytest.mark.parametrize("train", ["engine", ON_DOCKER], indirect=True)
 def test_processes(train: Callable[..., muster.Cluster]) -> None:
     def where() -> str:
         import os
