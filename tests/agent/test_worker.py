@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,12 +16,13 @@ from typing import Any
 
 import psutil
 import pytest
-from muster.agent import linux
+from muster.agent import linux, unpacking
 from muster.agent.environment import resolved
 from muster.agent.places import settle, symbol
 from muster.agent.ports import random_loopback_address
 from muster.agent.worker import complete, own_address, take_config
 from muster.job import SessionAddress, WorkerSpec
+from muster.platforms.agent_package import packed_agent
 from muster.platforms.agents import agent_config
 from muster.platforms.slurm.script import start_program
 from muster.platforms.workbench import agent_files
@@ -261,3 +263,15 @@ def test_an_agent_starts_without_modules_that_take_a_while_to_import(tmp_path: P
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "agent.agent" in imported
     assert imported.isdisjoint({"shutil", "subprocess", "tempfile", "traceback"})
+
+
+def test_the_folder_of_another_agent_is_never_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [b"1111", b"1111", b"2222"]
+    monkeypatch.setattr(os, "urandom", lambda size: names.pop(0) if names else bytes(size))
+    monkeypatch.setattr(unpacking, "LONGEST", 500)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with unpacking.unpacked(packed_agent(), "own-") as one, unpacking.unpacked(packed_agent(), "own-") as other:
+        assert one != other
+        assert {stat.S_IMODE(os.stat(folder).st_mode) for folder in (one, other)} == {0o700}
+    assert not [*tmp_path.iterdir()]

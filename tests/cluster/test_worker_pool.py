@@ -109,6 +109,27 @@ def test_ranks_that_horovodrun_asks_for_are_forks_too(pool: Pool) -> None:
     assert said_by(pool, strategy="horovod")["warm"] is True
 
 
+def test_a_module_that_came_after_the_imports_is_found(pool: Pool, here: Path) -> None:
+    """Also where its folder's time does not tell: file systems have coarse clocks, and importlib remembers folders."""
+    folder = here.parent / "site-packages" / "heavy"
+    (folder / "first.py").touch()
+    (here / "finds.py").write_text(
+        "import heavy\nimport heavy.first\nimport os\nwarm = heavy.IMPORTED_BY != os.getpid()\n"
+        "if os.path.exists('more'):\n    import heavy.later\nprint('warm', warm, flush=True)\n"
+    )
+    said = []
+    for number in range(2):
+        cluster = pool.run_cluster(worker_script="finds.py", strategy="processes", dashboard=False).cluster
+        said.append(cluster.logs("worker-0").split("\n")[:-1])
+        eventually(lambda: "importing" not in repr(pool), "the imports for the next run")
+        if not number:
+            before = folder.stat().st_mtime_ns
+            (folder / "later.py").touch()
+            os.utime(folder, ns=(before, before))
+            (here / "more").touch()
+    assert said == [["warm False"], ["warm True"]]
+
+
 @needs_horovod
 @pytest.mark.slow
 @pytest.mark.elsewhere
