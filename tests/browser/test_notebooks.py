@@ -202,6 +202,7 @@ def test_what_is_saved_while_it_runs_is_a_picture_and_a_page_without_its_kernel_
     await_training(page)
     under = page.locator(".muster-under")
     expect(under).to_contain_text("wait=False", timeout=20_000)  # the kernel has heard that the page is live
+    expect(under).to_contain_text("was training at ")  # the picture is up to some seconds behind the live view
     (output,) = notebook.save().cells[0].outputs
     run = max((lab.home / "runs").iterdir(), key=lambda folder: folder.name).name
     assert set(output.data) == {"text/html", "text/plain"}
