@@ -19,13 +19,14 @@ from typing import Any
 
 import muster
 import pytest
-from muster.errors import LaunchRefused, MusterError, WorkerLost, WorkerOutOfMemory
+from muster.errors import JobError, LaunchRefused, MusterError, WorkerLost, WorkerOutOfMemory
 from muster.job import Status
 from muster.platforms.containers import platform as module
 from muster.platforms.containers.engine import connect
 from muster.platforms.containers.images import own_folders, tiny_image
 from muster.platforms.containers.platform import ContainersPlatform
 from muster.platforms.containers.refusals import asking
+from muster.platforms.containers.volumes import binds
 
 from tests.platforms import containers_docker
 from tests.platforms.container_engine import ContainerEngine
@@ -72,6 +73,47 @@ def test_two_containers_train_and_share_nothing(either_engine: ContainerEngine, 
     assert {entry["owner"] for entry in said} == {os.getuid()}
     assert sorted(path.name for path in (found.run_dir / "results").iterdir()) == ["model-0", "model-1"]
     eventually(lambda: either_engine.left_behind() == [], "nothing is left", timeout=30)
+
+
+def test_folders_and_volumes_are_mounted_as_docker_run_does(either_engine: ContainerEngine, project: Path) -> None:
+    (project / "data").mkdir()
+    (project / "data" / "set").write_text("forty gigabytes")
+    (project / "kept").mkdir()
+    (project / "train.py").write_text(
+        "import os\n"
+        "from pathlib import Path\n"
+        "print(Path('/data/set').read_text(), os.access('/data', os.W_OK), os.path.ismount('/volume'))\n"
+        "Path('/kept', os.environ['RANK']).touch()\n"
+    )
+    volumes = ["./data:/data:ro", f"{project}/kept:/kept", "muster-named:/volume"]
+    found = run("train.py", project=["train.py"], volumes=volumes)
+    assert found.logs("worker-0") == "forty gigabytes False True\n"
+    assert {path.name: path.stat().st_uid for path in (project / "kept").iterdir()} == dict.fromkeys("01", os.getuid())
+    either_engine.run("volume", "rm", "muster-named")  # it was left, as somebody has named it
+    eventually(lambda: either_engine.left_behind() == [], "nothing is left", timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("volume", "why"),
+    [
+        ("/nowhere:/data", "there is no /nowhere on this machine"),
+        ("/tmp", "no absolute path as its target"),
+        ("/tmp:data", "no absolute path as its target"),
+        ("/tmp:/data:ro:z", "no absolute path as its target"),
+        ("a b:/data", "'a b' is neither a path nor the name of a volume"),
+        (":/data", "'' is neither a path nor the name of a volume"),
+        ("/tmp:/", "/ is where the worker's own files are"),
+        ("/tmp:/muster/../muster/run", "is where the worker's own files are"),
+    ],
+)
+def test_a_volume_that_cannot_be_mounted(volume: str, why: str) -> None:
+    with pytest.raises(JobError, match=why) as caught:
+        binds([volume], is_here=True)
+    assert "docker run -v" in str(caught.value)
+
+
+def test_a_folder_of_another_machine_is_not_looked_for_here() -> None:
+    assert binds(["/nowhere:/data", "name:/x:ro,z"], is_here=False) == ["/nowhere:/data", "name:/x:ro,z"]
 
 
 def test_clean_removes_the_image_that_no_container_uses(project: Path, engine: Podman) -> None:

@@ -71,6 +71,7 @@ class ContainerSetting:
         labels: labels of all containers.
         owner: user and group id of their processes.
         log_cap: largest size of a worker's log in bytes.
+        binds: what else is mounted, as ``docker run -v`` takes it.
     """
 
     image: str
@@ -83,6 +84,7 @@ class ContainerSetting:
     labels: Mapping[str, str]
     owner: tuple[int, int]
     log_cap: int
+    binds: Sequence[str] = ()
 
 
 def container_name(spec: WorkerSpec) -> str:
@@ -174,6 +176,7 @@ def _limits(
     limits: dict[str, Any] = engine.client.create_host_config(
         network_mode=setting.network,
         mounts=mounts,
+        binds=list(setting.binds),
         init=True,
         nano_cpus=int(spec.resources.cpu * 1e9),
         mem_limit=memory,
