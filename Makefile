@@ -7,10 +7,10 @@
 PYTHON ?= python3
 # Relative, since the folder's own path may hold a space.
 RUN := .venv/bin/python -m
-# Three at once, also on two cores: tests of engines mostly wait. A tests' process that hangs is ended and its test is run
-# once more; a whole run that hangs is interrupted, so that it still names what failed.
+# Four at once, also on two cores: tests of engines mostly wait, and there are four of those. A tests' process that
+# hangs is ended and its test is run once more; a whole run that hangs is interrupted, so that it still names what failed.
 TESTS := timeout --foreground --signal=INT --kill-after=2m 45m \
-	$(RUN) pytest -n 3 --max-worker-restart=1 -o faulthandler_exit_on_timeout=true
+	$(RUN) pytest -n 4 --max-worker-restart=1 -o faulthandler_exit_on_timeout=true
 # Images of containers often set it, and uv compiles nothing: each process would then compile all of TensorFlow anew.
 unexport PYTHONDONTWRITEBYTECODE
 
