@@ -26,7 +26,7 @@ from click.testing import CliRunner
 from IPython.lib.pretty import pretty
 from muster.commands.main import main
 from muster.dashboard.repeat import repeat_command
-from muster.errors import JobError, MusterError, RunLost, RunNotFound, ScriptFailed, StillRunning
+from muster.errors import JobError, MusterError, RunLost, RunNotFound, RunUnreachable, ScriptFailed, StillRunning
 from muster.events import Event
 from muster.records import folders, lookup, runs, sessions
 from muster.text import reading
@@ -164,6 +164,20 @@ class TestStatus:
 
     def test_a_process_from_before_the_last_boot_is_not_the_session(self) -> None:
         assert make("x", session={**sessions.this_session(), "boot": "another"}).status == "lost"
+
+    def test_a_run_of_another_machine_runs_as_long_as_it_gives_signs_of_life(self) -> None:
+        elsewhere = {**sessions.this_session(), "boot": "another", "host": "login1"}
+        run = make("x", session=elsewhere)
+        assert run.status == "running"
+        with pytest.raises(RunUnreachable, match="its session is on login1") as caught:
+            run.stop()
+        assert "ask it there" in str(caught.value)
+        silent_since = time.time() - 600
+        os.utime(run.run_dir / "events.jsonl", (silent_since, silent_since))
+        assert run.status == "lost"
+
+    def test_a_run_in_a_container_runs_though_its_process_is_not_seen(self) -> None:
+        assert make("x", session={**sessions.this_session(), "pids": 1, "pid": 2**22}).status == "running"
 
     def test_a_zombie_is_not_the_session(self) -> None:
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
