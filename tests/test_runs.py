@@ -779,8 +779,11 @@ def test_what_lives_is_listed_with_where_and_until_when() -> None:
     make("c", session=here, platform="hosts")
     make("d", session=here, detached=True, platform="slurm")
     make("e", session=here, result=SUCCEEDED, platform="slurm")
+    elsewhere = {**here, "boot": "another", "host": "login1"}
+    make("f", session=elsewhere, platform="local")
+    make("g", session=elsewhere, detached=True, platform="slurm")
     lines = CliRunner().invoke(main, ["runs"]).output.splitlines()
-    told = sorted(re.sub(r".*-([a-e])-\w{4}( +|$)", r"\1 ", line) for line in lines)
+    told = sorted(re.sub(r".*-([a-g])-\w{4}( +|$)", r"\1 ", line) for line in lines)
     until = r"detached until \w{3} \d\d \w{3} \d{4} \d\d:\d\d"
     expected = [
         r"a \(here, ends with its session\)",
@@ -788,6 +791,8 @@ def test_what_lives_is_listed_with_where_and_until_when() -> None:
         r"c \(on hosts, ends with its session\)",
         rf"d \(on slurm, {until}\)",
         "e ",
+        r"f \(on login1, ends with its session\)",
+        rf"g \(on slurm, {until.replace('detached', 'detached on login1')}\)",
     ]
     assert all(re.fullmatch(pattern, line) for pattern, line in zip(expected, told, strict=True)), told
     listed = {run["name"]: run for run in json.loads(CliRunner().invoke(main, ["runs", "--json"]).output)}
