@@ -483,16 +483,6 @@ def test_a_user_who_may_not_use_the_socket(either_engine: ContainerEngine) -> No
     assert "usermod -aG docker" in said
 
 
-def test_an_image_that_cannot_be_had(engine: Podman, project: Path) -> None:
-    (project / "train.py").write_text("print('never')\n")
-    with pytest.raises(MusterError) as raised:
-        run("train.py", 1, image="localhost:1/nowhere:1")
-    assert "localhost:1/nowhere:1 could not be pulled: the registry does not answer" in raised.value.message
-    assert "Try:" not in raised.value.message
-    assert raised.value.advice == "whether this machine reaches it, or image= another name"
-    assert raised.value.log is None, "nothing has been written there"
-
-
 def test_a_network_that_is_not_there(either_engine: ContainerEngine, project: Path) -> None:
     (project / "train.py").write_text("print('never')\n")
     with pytest.raises(MusterError, match="'nowhere' cannot be used: there is no such network"):

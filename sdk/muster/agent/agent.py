@@ -211,6 +211,7 @@ class Agent:
             ports=tuple(port.number for port in self._ports),
             ssh_port=self._sshd.port if self._sshd else None,
             host_key=self._sshd.host_key if self._sshd else None,
+            account=self._sshd.account if self._sshd else None,
             no_ssh=self._no_ssh,
             interfaces=tuple(name for name in linux.interfaces_of(address) if re.match(fields.INTERFACE, name)),
             cores=max(1, int(self.config["cpu"])),

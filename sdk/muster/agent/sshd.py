@@ -8,7 +8,7 @@ import re
 import struct
 import sys
 
-from . import linux
+from . import fields, linux
 from .loop import Loop
 from .ports import free_port, random_loopback_address
 from .processes import Children, signal_name, spawn
@@ -83,6 +83,7 @@ class Sshd:
         self._folder = os.path.join(config["scratch"], "ssh")
         self._address = config["address"]
         self.port = PORT
+        self.account: "str | None" = None
         self._attempts = 0
         self._ready = False
         self._failed = False
@@ -97,9 +98,11 @@ class Sshd:
         if self._config["sshd"] is None:
             raise OSError("it has no sshd: its image needs openssh-server")
         try:
-            pwd.getpwuid(os.geteuid())
+            name = pwd.getpwuid(os.geteuid()).pw_name
         except KeyError as error:
             raise OSError("the user id {} has no account: sshd lets nobody in".format(os.geteuid())) from error
+        # Else those log in by the name that they have themselves.
+        self.account = name if re.match(fields.ACCOUNT, name) else None
         if os.geteuid() == 0:
             os.makedirs(PRIVILEGE_SEPARATION_FOLDER, 0o755, exist_ok=True)
         os.makedirs(self._folder, 0o700, exist_ok=True)

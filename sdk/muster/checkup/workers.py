@@ -197,7 +197,7 @@ def _login_failure(member: Member, identity: Path) -> str:
         kind, _, key = (member.host_key or "").partition(" ")
         host_key = paramiko.PKey.from_type_string(kind, base64.b64decode(key))
         client.get_host_keys().add(f"[{member.host}]:{member.ssh_port}", kind, host_key)
-        user = pwd.getpwuid(os.geteuid()).pw_name
+        user = member.account or pwd.getpwuid(os.geteuid()).pw_name
         try:
             log_in(client, member.host, member.ssh_port or 0, user, key_filename=str(identity))
             _, output, _ = client.exec_command("true", timeout=CONNECT_SECONDS)

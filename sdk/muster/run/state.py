@@ -382,6 +382,7 @@ class RunState:
             ports=hello.ports,
             ssh_port=hello.ssh_port,
             host_key=hello.host_key,
+            account=hello.account,
             no_ssh=hello.no_ssh,
             interfaces=hello.interfaces,
             cores=hello.cores,
