@@ -30,14 +30,9 @@ test:  ## run every test
 	@$(PYTHON) scripts/setup.py --tests
 	$(TESTS) $(ARGS)
 
-# Tests that leave open what starts Horovod's ranks, which is horovodrun then.
-HOROVOD_TESTS := $(addprefix tests/, checkup/test_horovod.py cluster/test_restarts.py cluster/test_worker_pool.py \
-	faults/test_real_training.py faults/test_sessions.py faults/test_surroundings.py training/test_horovod.py \
-	training/test_same_examples.py workbench/test_clusters.py)
-
 horovod-by-agents:  ## run Horovod's tests with agents in place of horovodrun as well
 	@$(PYTHON) scripts/setup.py --tests
-	$(TESTS) --horovod-by-agents $(HOROVOD_TESTS) $(ARGS)
+	$(TESTS) --horovod-by-agents -m "horovod and not elsewhere" $(ARGS)
 
 elsewhere:  ## run the strategies' tests on hosts, in containers, on Slurm and on Kubernetes as well
 	@$(PYTHON) scripts/setup.py --tests
