@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import muster
 import pytest
+from muster.dashboard.replay import replay
 
 from tests.support import DOCS, eventually
 from tests.support import guide_program as program
@@ -143,40 +146,102 @@ model.fit("""
         assert lines[-1].startswith("rank 1: weight 2.9")
 
 
-@pytest.mark.slow
-@pytest.mark.elsewhere  # only because it takes long
-@pytest.mark.parametrize("launcher", ["horovodrun", "agents"])
-def test_a_training_with_horovod_of_which_any_worker_is_killed_ends_with_the_very_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str
-) -> None:
-    fault = """
+# Kills what `HITS` says for its attempt, once that rank has come so far: itself, or another process of its worker.
+STRIKES = """
+def child_of(parent, words):
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            stat, command = (open(f"/proc/{pid}/{name}").read() for name in ("stat", "cmdline"))
+        except OSError:
+            continue
+        if int(stat.rpartition(")")[2].split()[1]) == parent and words in command:
+            return int(pid)
+
+
+def pid_of(part):
+    agent = os.getppid()
+    return {
+        "rank": os.getpid,
+        "agent": lambda: agent,
+        "sshd": lambda: child_of(agent, "sshd_config"),
+        "rendezvous": lambda: child_of(agent, "horovod_rendezvous.py"),
+        "horovodrun": lambda: child_of(int(os.environ["SESSION"]), "horovod_launcher.py"),
+    }[part]()
+
+
 class Fault(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
-        hit = {"1": (0, (1, 3)), "2": (1, (2, 7))}.get(os.environ["MUSTER_ATTEMPT"]) if "KILLS" in os.environ else None
-        if hit and horovod.rank() == hit[0] and checkpoint.position[:2] >= hit[1]:
-            os.kill(os.getpid(), 9)
+        hits = json.loads(os.environ.get("HITS", "[]"))[int(os.environ["MUSTER_ATTEMPT"]) - 1 :]
+        if hits and horovod.rank() == hits[0]["rank"] and list(checkpoint.position[:2]) >= hits[0]["at"]:
+            os.kill(pid_of(hits[0]["part"]), 9)
+            time.sleep(600)
 
 
 model.fit("""
-    text = program("restarts.md", "horovod-restarts").replace("model.fit(", fault)
-    text = text.replace("every=5)]", "every=5), Fault()]")
+
+
+class Hit(NamedTuple):
+    """A process that is killed: the rank that does it, its epoch and step, and how the record tells what ended."""
+
+    part: str
+    rank: int
+    at: tuple[int, int]
+    told: str
+
+
+@pytest.mark.slow
+@pytest.mark.elsewhere  # only because it takes long
+@pytest.mark.parametrize(
+    ("launcher", "hits"),
+    [
+        (
+            "horovodrun",
+            [
+                Hit("rank", 0, (1, 3), "rank 0 (worker-0) was ended by signal 9"),
+                Hit("agent", 1, (2, 7), "worker-1 was lost"),
+                Hit("sshd", 0, (4, 5), "worker-0 was lost"),
+                Hit("horovodrun", 1, (5, 2), "horovodrun itself failed"),
+            ],
+        ),
+        (
+            "agents",
+            [
+                Hit("rank", 1, (1, 3), "rank 1 (worker-1) was ended by signal 9"),
+                Hit("agent", 0, (3, 7), "worker-0 was lost"),
+                Hit("rendezvous", 0, (4, 5), "rendezvous itself failed"),
+            ],
+        ),
+    ],
+)
+def test_a_training_with_horovod_any_part_of_which_is_killed_ends_with_the_very_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, hits: list[Hit]
+) -> None:
+    text = program("restarts.md", "horovod-restarts").replace("import os\n", "import json\nimport os\nimport time\n")
+    text = text.replace("model.fit(", STRIKES).replace("every=5)]", "every=5), Fault()]")
     text = text.replace("horovod.init()", "horovod.init()\nkeras.utils.set_random_seed(7)")
     text += "print('weights', model.weights[0].numpy().tobytes().hex(), model.weights[1].numpy().tobytes().hex())\n"
-    learnt = {}
-    for kills in ("", "KILLS"):
-        folder = tmp_path / (kills or "uninterrupted")
-        folder.mkdir()
-        monkeypatch.chdir(folder)
-        (folder / "train.py").write_text(text)
-        cluster = muster.run_cluster(
-            2, strategy="horovod", worker_script="train.py", run_timeout=200, restarts=3, launcher=launcher,
-            env={kills: "1"} if kills else {},
-        ).cluster  # fmt: skip
-        again = [event for event in muster.open_run().events() if event.kind == "run_attempt"]
-        assert len(again) == (2 if kills else 0)
-        learnt[kills] = [cluster.logs(f"worker-{rank}").rpartition("weights ")[2] for rank in range(2)]
-    assert learnt["KILLS"] == learnt[""]
-    assert learnt[""][0]
+    learnt = []
+    with muster.pool(2) as pool:  # for its warm starts: the ranks that are killed are as any others
+        for struck in ([], hits):
+            folder = tmp_path / ("struck" if struck else "uninterrupted")
+            folder.mkdir()
+            monkeypatch.chdir(folder)
+            (folder / "train.py").write_text(text)
+            cluster = pool.run_cluster(
+                strategy="horovod", worker_script="train.py", run_timeout=300, restarts=len(hits), launcher=launcher,
+                env={"HITS": json.dumps([hit._asdict() for hit in struck]), "SESSION": str(os.getpid())},
+            ).cluster  # fmt: skip
+            attempts = replay(muster.open_run()).attempts
+            assert len(attempts) == len(struck) + 1
+            for hit, attempt in zip(struck, attempts, strict=False):
+                assert hit.told in attempt.ended_by
+                assert attempt.furthest is not None
+                assert attempt.furthest.epoch == hit.at[0] + 1
+            lost = sum(attempt.lost or 0.0 for attempt in attempts)
+            assert cluster.result.timings.get("lost", 0.0) == pytest.approx(lost, abs=0.1)
+            learnt.append([cluster.logs(f"worker-{rank}").rpartition("weights ")[2] for rank in range(2)])
+    assert learnt[0] == learnt[1]
+    assert learnt[0][0]
 
 
 def test_results_arrive_in_the_folder_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -469,11 +469,13 @@ def detach(name: str | None = None) -> NoReturn:
         raise JobError(
             f"No run{which} is under way in this session.", advice="muster.attach() for one that was detached"
         )
+    has_own_workers = living[0].check().owns_platform
+    again = 'detach="8h"' if has_own_workers else 'muster.run_cluster(..., detach="8h"), on workers of its own'
     raise JobError(
         f"Run {living[0].run_id} cannot be moved out of this session: its workers are connected to this process, and "
         "end with it, as they do where the kernel is restarted.",
         advice="leave this session alone until it has ended; or, where the script keeps a checkpoint, stop it and "
-        'start it again with detach="8h": it goes on from there',
+        f"start it again with {again}: it goes on from there",
     )
 
 

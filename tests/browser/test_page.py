@@ -19,6 +19,7 @@ from muster.records.runs import Run
 from playwright.sync_api import Browser, Page, expect
 
 from tests.dashboard.scenes import at, failing, starting, training, view_of
+from tests.dashboard.test_attempts import FIRST, TITLES, again
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
 
@@ -120,6 +121,19 @@ def test_the_total_of_many_steps_is_not_cut(page: Page, tmp_path: Path) -> None:
         assert not [cell for cell in page.evaluate(CUT) if width >= 480 or cell.startswith("step")], width
         assert page.evaluate(BEYOND) == [], width
     expect(first_row(page).locator(".muster-progress")).to_have_text("step 123456/1000000")
+
+
+def test_attempts_are_rows_of_a_table(page: Page, tmp_path: Path) -> None:
+    show(page, recorded([*again(), at(60, "run_ended", status="succeeded")]), tmp_path)
+
+    table = page.locator(".muster-attempts")
+    expect(table.locator("th")).to_have_text(TITLES)
+    expect(table.locator("tr:nth-child(2) td")).to_have_text(FIRST)
+    expect(table.locator("tr:nth-child(3) td").last).to_have_text("succeeded")
+    expect(page.locator(".muster-notes")).not_to_contain_text("at most 3")
+    for width in (335, 640):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 STACK = """

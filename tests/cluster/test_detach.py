@@ -375,6 +375,17 @@ def test_a_run_of_the_session_is_not_moved_out_of_it_and_that_is_said(here: Path
         cluster.stop()
 
 
+def test_of_a_run_that_could_not_be_detached_it_is_said_how_it_could(here: Path) -> None:
+    """No run of a pool takes ``detach=``: so it is not advised to be begun again with it, as it was."""
+    with muster.pool(1) as pool:
+        pool.run_cluster(strategy="processes", worker_script="train.py", dashboard=False, wait=False)
+        with pytest.raises(JobError) as refused:
+            muster.detach()
+    advice = str(refused.value.advice)
+    assert 'muster.run_cluster(..., detach="8h")' in advice
+    assert "workers of its own" in advice
+
+
 def test_what_is_refused_is_refused_as_without_detaching(here: Path) -> None:
     different: list[dict[str, Any]] = [{"cpu": 4096}, {"project": "nowhere"}, {"platform": "hosts", "hosts": ()}]
     detached: dict[str, Any] = {"detach": 300}

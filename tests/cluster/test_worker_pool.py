@@ -20,7 +20,8 @@ import muster
 import psutil
 import pytest
 from muster.agent import linux
-from muster.errors import JobError, RunStopped, ScriptFailed, WorkerOutOfMemory
+from muster.api import ClusterAddress
+from muster.errors import JobError, LaunchRefused, RunStopped, ScriptFailed, WorkerOutOfMemory
 from muster.platforms.guard_process import GuardProcess
 from muster.strategies.mpi import MPI
 from muster.worker_pool import Pool
@@ -129,6 +130,43 @@ def test_a_module_that_came_after_the_imports_is_found(pool: Pool, here: Path) -
             os.utime(folder, ns=(before, before))
             (here / "more").touch()
     assert said == [["warm False"], ["warm True"]]
+
+
+def test_a_gpu_is_for_others_between_two_runs(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a machine with one, of which a program that stands in for ``nvidia-smi`` tells."""
+    gpu = f"GPU-{os.getpid()}-of-a-pool"  # which no other test claims at the same time
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\n[ "$1" = -L ] && echo "GPU 0: Tesla T4 (UUID: {gpu})"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
+    (here / "train.py").write_text(
+        "import heavy\nimport os\nimport time\n"
+        "print(os.environ['CUDA_VISIBLE_DEVICES'], heavy.IMPORTED_BY != os.getpid(), flush=True)\n"
+        "while os.path.exists('waits'):\n    time.sleep(0.05)\n"
+    )
+    options: dict[str, Any] = {"strategy": "processes", "worker_script": "train.py", "dashboard": False}
+
+    def alone(**more: Any) -> ClusterAddress:
+        return muster.run_cluster(1, nvidia_gpu=1, memory=0.5, **options, **more)
+
+    with muster.pool(1, memory=0.5, nvidia_gpu=1) as pool:
+
+        def pooled(**more: Any) -> ClusterAddress:
+            return pool.run_cluster(**options, **more)
+
+        assert pooled().cluster.logs("worker-0") == f"{gpu} False\n"
+        eventually(lambda: "warm>" in repr(pool), "the template is there")
+        assert alone().cluster.logs("worker-0") == f"{gpu} False\n"
+        (here / "waits").touch()
+        for run, other in ((pooled, alone), (alone, pooled)):
+            cluster = run(wait=False).cluster
+            eventually(lambda: gpu in cluster.logs("worker-0"), "it has the GPU")  # noqa: B023
+            with pytest.raises(LaunchRefused, match="GPU"):
+                other()
+            cluster.stop()
+        (here / "waits").unlink()
+        assert pooled().cluster.logs("worker-0") == f"{gpu} True\n"
 
 
 @needs_horovod

@@ -115,19 +115,31 @@ def test_there_are_no_more_than_were_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "then", "goes_on"),
-    [(5, 5, False), (5, 3, False), (5, 6, True), (None, None, True), (None, 5, True)],
+    ("before", "then", "met"),
+    [
+        ((None, 5), (None, 5), "at step 5 as well"),
+        ((None, 5), (None, 3), "at step 5 as well"),
+        ((None, 5), (None, 6), None),
+        ((None, None), (None, None), None),
+        ((None, None), (None, 5), None),
+        ((2, 5), (2, 5), "at step 5 of epoch 2 as well"),
+        ((2, 5), (1, 9), "at step 5 of epoch 2 as well"),
+        ((2, 5), (3, 5), None),
+        ((2, 5), (3, 1), None),
+    ],
 )
 def test_where_the_same_comes_of_the_same_worker_and_it_got_no_further_it_is_enough(
-    before: int | None, then: int | None, goes_on: bool
+    before: tuple[int | None, int | None], then: tuple[int | None, int | None], met: str | None
 ) -> None:
+    """Where there are epochs, steps count within each of them."""
     attempts, lost = Attempts(RestartPolicy(9, ("lost",))), failure(FailureKind.LOST)
-    attempts(Event.of(Progress(rank=1, step=before), "worker-1"))
+    for epoch, step in ((1, 9), before) if before[0] else (before,):
+        attempts(Event.of(Progress(rank=1, epoch=epoch, step=step), "worker-1"))
     assert attempts.another(MusterError("Gone.", worker="worker-1"), lost)
-    attempts(Event.of(Progress(rank=1, step=then), "worker-1"))
+    attempts(Event.of(Progress(rank=1, epoch=then[0], step=then[1]), "worker-1"))
     error = MusterError("Gone.", worker="worker-1")
-    assert (attempts.another(error, lost) is not None) == goes_on
-    assert ("at step 5 as well" in error.message) == (not goes_on)
+    assert (attempts.another(error, lost) is None) == (met is not None)
+    assert (met or "Gone.") in error.message
 
 
 # -- whole runs --------------------------------------------------------------------------------------------------------
@@ -395,10 +407,16 @@ def test_a_worker_that_is_lost_with_its_process_is_counted_once(came_back: bool)
     assert (another is None) == came_back
 
 
-class Stepping:
-    """A run whose second worker reports steps, so many seconds after each start, until it or the first is killed."""
+Step = int | tuple[int, int]
 
-    def __init__(self, attempts: list[dict[float, int | str]]) -> None:
+
+class Stepping:
+    """A run whose second worker reports steps, so many seconds after each start, until it or the first is killed.
+
+    A step is a number, or a number within an epoch: ``(epoch, step)``.
+    """
+
+    def __init__(self, attempts: list[dict[float, Step | str]]) -> None:
         self.platform = ScriptedPlatform()
         self.player = self.platform.player("worker-1")
         self.player.on_order = self._on_order
@@ -408,44 +426,50 @@ class Stepping:
         if kind != "start":
             return
         plan = next(self._attempts)
-        fails = not all(isinstance(what, int) for what in plan.values())
+        fails = any(isinstance(what, str) for what in plan.values())
         for rank in range(2):
             self.platform.player(f"worker-{rank}").behaviour.runs_for = None if fails else 40
         for seconds, what in plan.items():
             asyncio.get_running_loop().call_later(seconds, self._do, what)
 
-    def _do(self, what: int | str) -> None:
-        if isinstance(what, int):
-            self.player.report("progress", time=0.0, rank=1, step=what, steps=20, metrics={})
-        else:
+    def _do(self, what: Step | str) -> None:
+        if isinstance(what, str):
             self.platform.player(what).exit(rank=int(what[-1]), signal=9)
+        else:
+            epoch, step = what if isinstance(what, tuple) else (None, what)
+            self.player.report("progress", time=0.0, rank=1, epoch=epoch, step=step, steps=20, metrics={})
 
 
 @pytest.mark.parametrize(
     ("attempts", "lost", "told"),
     [
         pytest.param(
-            [{1: 1, 2: 4, 6: "worker-1"}, {10: 3, 12: 4, 13: 5}], 16, [(2, 4)],
+            [{1: 1, 2: 4, 6: "worker-1"}, {10: 3, 12: 4, 13: 5}], 16, [(2, "step 4")],
             id="from its last step until it is there again",
         ),
         pytest.param(
-            [{1: 1, 2: 4, 6: "worker-1"}, {8: 3, 9: "worker-0"}, {10: 3, 12: 6}], 25, [(3, 6)],
+            [{1: 1, 2: 4, 6: "worker-1"}, {8: 3, 9: "worker-0"}, {10: 3, 12: 6}], 25, [(3, "step 6")],
             id="over an attempt that came less far",
         ),
         pytest.param(
-            [{2: 4, 6: "worker-1"}, {10: 4, 11: 6, 13: "worker-1"}, {5: 6}], 21, [(2, 4), (3, 6)], id="twice",
+            [{2: 4, 6: "worker-1"}, {10: 4, 11: 6, 13: "worker-1"}, {5: 6}], 21, [(2, "step 4"), (3, "step 6")],
+            id="twice",
         ),
         pytest.param(
-            [{1: 1, 6: "worker-1", 6.05: 3, 6.1: 4, 6.2: 4, 6.3: 4}, {10: 4}], 10, [(2, 4)],
+            [{1: 1, 6: "worker-1", 6.05: 3, 6.1: 4, 6.2: 4, 6.3: 4}, {10: 4}], 10, [(2, "step 4")],
             id="where the last steps of the attempt that failed are told late",
+        ),
+        pytest.param(
+            [{1: (1, 9), 2: (2, 4), 6: "worker-1"}, {8: (1, 9), 10: (2, 3), 12: (2, 4)}], 16,
+            [(2, "step 4 of epoch 2")], id="where steps count within epochs",
         ),
         pytest.param([{6: "worker-1"}, {}], 0, [], id="where nobody knows until it runs"),
         pytest.param([{2: 4, 6: "worker-1"}, {}], 4, [], id="where it is never as far until it runs"),
     ],
 )  # fmt: skip
 def test_time_is_lost_until_the_training_is_as_far_as_it_was(
-    loop: SimulatedLoop, made: Execution, checked: CheckedRun, attempts: list[dict[float, int | str]], lost: float,
-    told: list[tuple[int, int]],
+    loop: SimulatedLoop, made: Execution, checked: CheckedRun, attempts: list[dict[float, Step | str]], lost: float,
+    told: list[tuple[int, str]],
 ) -> None:  # fmt: skip
     stepping = Stepping(attempts)
     policy = RestartPolicy(3)
@@ -454,15 +478,16 @@ def test_time_is_lost_until_the_training_is_as_far_as_it_was(
     assert result.error is None
     assert result.timings["lost"] == pytest.approx(lost, abs=1)
     texts = texts_of(made)
-    found = [re.fullmatch(r"Attempt (\d) is at step (\d), as far as the training was: [\d.]+ s were lost\.", text)
+    found = [re.fullmatch(r"Attempt (\d) is at (step .*), as far as the training was: [\d.]+ s were lost\.", text)
              for text in texts]  # fmt: skip
-    assert [(int(match[1]), int(match[2])) for match in found if match] == told
+    assert [(int(match[1]), match[2]) for match in found if match] == told
     runs = [text for text in texts if re.match(r"Attempt \d runs", text)]
     assert len(runs) == len(attempts) - 1
-    knows = any(isinstance(what, int) for what in attempts[0].values())
+    knows = any(not isinstance(what, str) for what in attempts[0].values())
     assert all(("were lost" in text) != knows for text in runs)
     view = replay(Run(made.run_dir))
     assert set(texts) <= set(view.notes)
+    assert sum(attempt.lost or 0.0 for attempt in view.attempts) == pytest.approx(lost if told else 0, abs=1)
 
 
 def test_no_order_repeats_what_the_environment_of_the_launch_has(

@@ -13,6 +13,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any
 
+from muster.dashboard import attempts
 from muster.dashboard.curve import Point
 from muster.dashboard.model import RunView, fold
 from muster.dashboard.repeat import repeat_command
@@ -203,7 +204,8 @@ def head_of(view: RunView) -> dict[str, Any]:
         "advice": view.advice,
         "culprit": view.culprit,
         "exception": view.exception,
-        "notes": view.remarks,
+        "notes": view.other_remarks,
+        "attempts": attempts.table(view.attempts, view.started or 0.0),
         "memory_limit": view.memory_limit,
         "ps_memory_limit": view.ps_memory_limit,
         "command": repeat_command(view.job),

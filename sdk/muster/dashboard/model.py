@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from muster import events
+from muster.dashboard.attempts import MOST, AttemptView
 from muster.dashboard.curve import Curve, Point
 from muster.dashboard.progress import ProcessProgress
 from muster.dashboard.worker import FINAL, WorkerView
@@ -51,6 +52,7 @@ class RunView:
         exception: the traceback of the first script that raised an exception of its own; until there is one, of the
             first script that raised because another process had failed.
         exception_is_echo: whether ``exception`` is of the latter kind.
+        attempts: the attempts so far, the newest of them if there are very many.
         single_rate: examples per second of the same job on a single worker, from an earlier run.
         told: the worker whose rank the metrics come from, and the progress of that rank.
         has_stepped: whether any process has begun to train.
@@ -80,6 +82,7 @@ class RunView:
     ps_memory_limit: int | None = None
     single_rate: float | None = None
     notes: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_NOTES))
+    attempts: deque[AttemptView] = field(default_factory=lambda: deque(maxlen=MOST))
     workers: dict[str, WorkerView] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
     told: tuple[str, ProcessProgress] | None = None
@@ -123,6 +126,12 @@ class RunView:
             return [*self.notes]
         waits = dict.fromkeys(worker.waits_for for worker in self.workers.values() if worker.waits_for)
         return [*self.notes, *[*waits][:MAX_WAITS]]
+
+    @property
+    def other_remarks(self) -> list[str]:
+        """The remarks without those that say what ended an attempt, for views with a table of attempts."""
+        said = {attempt.reason for attempt in self.attempts}
+        return [remark for remark in self.remarks if remark not in said]
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -258,6 +267,7 @@ def fold(view: RunView, event: Event) -> None:
     view.version += 1
     if view.started is None:
         view.started = view.phase_since = event.time
+        view.attempts.append(AttemptView(1, event.time))
     if event.kind != EventKind.USAGE:
         view.moved = event.time
     if event.kind in _OF_RUN:
@@ -294,7 +304,10 @@ def _run_phase(view: RunView, event: Event, data: events.RunPhase) -> None:
 
 def _run_attempt(view: RunView, event: Event, data: events.RunAttempt) -> None:
     """Reset the view for another attempt, in which all workers are launched and all ranks started again."""
-    view.notes.append(clean(data.reason))
+    reason = clean(data.reason)
+    view.notes.append(reason)
+    _end_attempt(view, event.time, clean(data.cause or data.reason), reason)
+    view.attempts.append(AttemptView(data.attempt, event.time))
     view.exception = view.culprit = ""
     view.has_stepped, view.told = False, None
     view.stages.clear()
@@ -302,8 +315,14 @@ def _run_attempt(view: RunView, event: Event, data: events.RunAttempt) -> None:
         view.workers[name] = WorkerView(worker.name, phase_since=event.time)
 
 
+def _end_attempt(view: RunView, when: float, ended_by: str, reason: str = "") -> None:
+    attempt = view.attempts[-1]
+    attempt.ended, attempt.ended_by, attempt.reason = when, ended_by, reason
+
+
 def _run_ended(view: RunView, event: Event, data: events.RunEnded) -> None:
     view.status = clean(data.status)
+    _end_attempt(view, event.time, view.status)
     view.phase, view.phase_since, view.ended = "ended", event.time, event.time
     view.reason, view.advice = clean(data.reason or ""), clean(data.advice or "")
     view.culprit, view.error = clean(event.worker or ""), clean(data.error or "")
@@ -320,6 +339,8 @@ def _run_ended(view: RunView, event: Event, data: events.RunEnded) -> None:
 
 def _note(view: RunView, event: Event, data: events.Note) -> None:
     view.notes.append(clean(data.text))
+    if data.lost is not None:
+        view.attempts[-1].lost = data.lost
 
 
 def _worker_state(view: RunView, worker: WorkerView, when: float, data: events.WorkerState) -> None:
@@ -411,6 +432,8 @@ def _output(view: RunView, worker: WorkerView, when: float, data: events.Output)
 def _progress(view: RunView, worker: WorkerView, when: float, data: events.Progress) -> None:
     progress = worker.of_rank(data.rank)
     progress.update(when, data)
+    if data.reached is not None:
+        view.attempts[-1].came_to(data.reached)
     worker.enter("training", when)
     view.has_stepped = True
     source = (-1 if data.rank is None else data.rank, worker.role != "chief", worker.index)

@@ -12,6 +12,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from muster.dashboard import attempts
 from muster.dashboard.model import RunView, WorkerView
 from muster.dashboard.text import COLOURS, GLYPHS, number, rate, size, sparkline, volume
 from muster.text.shown import duration
@@ -25,6 +26,7 @@ LEAST_ROWS = 3  # of workers: metrics are left out to make room for these
 BEFORE_TRAINING = ("launching", "connecting", "starting")
 NARROW = 60  # characters: a narrower terminal has no room for a progress bar for each worker
 NARROWER = 40  # characters: a narrower terminal has no room for ranks
+NARROW_ATTEMPTS = ("attempt", "lost", "ended by")  # columns of attempts in such a terminal
 GAP = 2  # characters between columns
 SHORTEST_LINE = 9  # characters of a worker's last line; a narrower column is left out
 
@@ -133,8 +135,11 @@ def heading(
     if view.curves and level < WITHOUT_METRICS:
         lines.append(metrics_columns(view))
     if level < WITHOUT_NOTES:
-        shown = [Text(note, style="yellow") for note in view.remarks]
-        lines += shown if notes is None else [_cut_to(note, 2 * width) for note in shown[-notes:]]
+        if notes is None:
+            lines += attempts_table(view, width)
+        remarks = view.other_remarks if notes is None else view.remarks[-notes:]
+        shown = [Text(note, style="yellow") for note in remarks]
+        lines += shown if notes is None else [_cut_to(note, 2 * width) for note in shown]
     return [*lines, Text("")]
 
 
@@ -180,6 +185,23 @@ def _bar(fraction: float, width: int) -> Text:
     full, half = divmod(int(2 * width * fraction), 2)
     style = COLOURS["succeeded" if fraction >= 1 else "running"]
     return Text.assemble(("━" * full + "╸" * half, style), ("─" * (width - full - half), "bright_black"), no_wrap=True)
+
+
+def attempts_table(view: RunView, width: int) -> list[RenderableType]:
+    """Return the table of attempts; nothing where there was but one."""
+    rows = attempts.table(view.attempts, view.started or 0.0)
+    if not rows:
+        return []
+    titles, *rows = rows
+    shown = [index for index, title in enumerate(titles) if width >= NARROW or title in NARROW_ATTEMPTS]
+    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False)
+    table.header_style = "bright_black"
+    for index in shown:
+        is_last = index == shown[-1]
+        table.add_column(titles[index], no_wrap=not is_last, overflow="fold" if is_last else "ellipsis")
+    for row in rows:
+        table.add_row(*(Text(row[index]) for index in shown))
+    return [table]
 
 
 def metrics_columns(view: RunView) -> RenderableType:

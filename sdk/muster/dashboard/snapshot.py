@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from html import escape
 from itertools import compress
 
+from muster.dashboard import attempts
 from muster.dashboard.charts import charts
 from muster.dashboard.model import RunView, WorkerView
 from muster.dashboard.repeat import repeat_command
@@ -74,7 +75,8 @@ def to_text(view: RunView) -> str:
 
 def to_html(view: RunView, run: Run | None = None, cover: str = "", remedy: str = "") -> str:
     """Return the picture as HTML: the cause of a failure, progress, curves, a table of the workers, and their logs."""
-    parts = [_title(view), _live(view, remedy), _cause(view), _notes(view), _progress(view), charts(view), _table(view)]
+    parts = [_title(view), _live(view, remedy), _cause(view), _attempts(view), _notes(view)]
+    parts += [_progress(view), charts(view), _table(view)]
     if view.ended is not None and run is not None:
         parts += [_logs(view, run), _command(view)]
     style = "font-family:system-ui,sans-serif;font-size:13px;line-height:1.45"
@@ -167,8 +169,21 @@ def _cause(view: RunView) -> str:
     return f'<div style="margin:8px 0;padding:4px 10px;border-left:3px solid {colour}">{"<br>".join(lines)}</div>'
 
 
+def _attempts(view: RunView) -> str:
+    """Return the table of attempts; empty where there was but one."""
+    rows = attempts.table(view.attempts, view.started or 0.0)
+    if not rows:
+        return ""
+    titles, *rows = rows
+    style = "text-align:left;vertical-align:top;padding:2px 10px 2px 0"
+    lines = ["".join(f'<th style="{style}">{title}</th>' for title in titles)]
+    lines += ["".join(f'<td style="{style};border-top:{RULE}">{escape(cell)}</td>' for cell in row) for row in rows]
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<table style="border-collapse:collapse;margin:6px 0">{body}</table>'
+
+
 def _notes(view: RunView) -> str:
-    return "".join(f'<div style="white-space:pre-wrap">{escape(note)}</div>' for note in view.remarks)
+    return "".join(f'<div style="white-space:pre-wrap">{escape(note)}</div>' for note in view.other_remarks)
 
 
 def _progress(view: RunView) -> str:

@@ -6,9 +6,11 @@ The ``kind`` of an event determines the fields of its ``data``:
 ``run_requested``    ``job`` (plain data), ``session`` (pid, start time, boot), ``python``, ``run_id``, ``platform``,
                      ``detached_until`` (seconds since the epoch, of a run that needs no session)
 ``run_phase``        ``phase``: launching, connecting, starting, training, ending
-``run_attempt``      ``attempt``: number of the attempt that begins, from 2; ``reason``: why the previous one has ended
+``run_attempt``      ``attempt``: number of the attempt that begins, from 2; ``cause``: why the previous one has ended;
+                     ``reason``: the same, and how it goes on
 ``run_ended``        ``status``: succeeded, failed, stopped; ``reason``, ``advice``, ``error`` (class name)
-``note``             ``text``: something the user should read
+``note``             ``text``: something the user should read; ``lost``: seconds that failed attempts have cost, where
+                     the text is about them
 ``worker_state``     ``status``, ``address``, ``exit_code``, ``signal``, ``reason``: those that have changed
 ``worker_ready``     ``host``, ``ports``, ``cores``, ``gpus``, ``pid``: the agent has connected
 ``process_started``  ``pid``, ``rank`` (None where there are no ranks)
@@ -54,6 +56,7 @@ from muster.events.data import (
     ProcessStacks,
     ProcessStarted,
     Progress,
+    Reached,
     RunAttempt,
     RunEnded,
     RunPhase,
@@ -69,7 +72,7 @@ from muster.events.data import (
 from muster.text.reading import parse_json
 
 __all__ = [
-    "Event", "EventData", "EventKind", "Listening", "Note", "Observer", "Output", "ProcessExited",
+    "Event", "EventData", "EventKind", "Listening", "Note", "Observer", "Output", "Reached", "ProcessExited",
     "ProcessStacks", "ProcessStarted", "Progress", "RunAttempt", "RunEnded", "RunPhase", "RunRequested", "ScriptRaised",
     "Stage", "Transfer", "Usage", "WorkerReady", "WorkerState", "metrics_from_json", "metrics_to_json", "plain",
 ]  # fmt: skip

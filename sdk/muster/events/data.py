@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from muster.text.frozen import frozen
 
@@ -33,6 +33,20 @@ class EventKind(str, Enum):
 
     def __str__(self) -> str:
         return self.value
+
+
+class Reached(NamedTuple):
+    """A step that a process has reported; the greater of two is further.
+
+    >>> f"{Reached(step=3)}, {Reached(2, 5)}"
+    'step 3, step 5 of epoch 2'
+    """
+
+    epoch: int = -1  # where steps are not counted within epochs
+    step: int = 0
+
+    def __str__(self) -> str:
+        return f"step {self.step}" + (f" of epoch {self.epoch}" if self.epoch >= 0 else "")
 
 
 class EventData(Mapping[str, Any]):
@@ -83,11 +97,15 @@ class RunPhase(EventData):
 
 @frozen
 class RunAttempt(EventData):
-    """All workers and ranks are started again: the number of this attempt, from 2, and why the previous one ended."""
+    """All workers and ranks are started again: the number of this attempt, from 2, and why the previous one ended.
+
+    ``cause`` is that alone, and ``reason`` says how it goes on, too.
+    """
 
     kind = EventKind.RUN_ATTEMPT
     attempt: int = 2
     reason: str = ""
+    cause: str | None = None
 
 
 @frozen
@@ -104,10 +122,11 @@ class RunEnded(EventData):
 
 @frozen
 class Note(EventData):
-    """Something that the user should read."""
+    """Something that the user should read; if it tells what failed attempts have cost, ``lost`` are these seconds."""
 
     kind = EventKind.NOTE
     text: str = ""
+    lost: float | None = None
 
 
 @frozen
@@ -204,6 +223,11 @@ class Progress(EventData):
     examples: int | None = None
     bytes_sent: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def reached(self) -> Reached | None:
+        """The step that is reported, within its epoch; None where none is."""
+        return None if self.step is None else Reached(-1 if self.epoch is None else self.epoch, self.step)
 
 
 @frozen

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from muster.checks.arguments import plain_bool
 from muster.errors import JobError, LaunchRefused, MusterError, RunStalled
-from muster.events import Event, Listening, Progress
+from muster.events import Event, Listening, Progress, Reached
 from muster.failure.causes import CRASHES, OF_WORKER, Failure, FailureKind
 from muster.job import Script
 from muster.options.values import plain_texts, whole_number
@@ -97,8 +97,8 @@ class Attempts:
     def __init__(self, policy: RestartPolicy | None = None) -> None:
         self.policy = policy or RestartPolicy()
         self.number = 1
-        self._steps: dict[str | None, int] = {}  # the furthest step of each worker, in any attempt
-        self._met: tuple[str | None, str | None, int] | None = None  # cause, worker and step of the last failure
+        self._furthest: dict[str | None, Reached] = {}  # of each worker, in any attempt
+        self._met: tuple[str | None, str | None, Reached] | None = None  # cause, worker, how far: the last failure
         self._alone = 0  # processes that were started again while the others went on
         self._returning: set[str | None] = set()  # workers whose restarted process does not listen yet
 
@@ -106,9 +106,9 @@ class Attempts:
         """Remember how far each worker has come."""
         if type(event.data) is Listening:
             self._returning.discard(event.worker)
-        step = event.data.step if type(event.data) is Progress else None
-        if step is not None:
-            self._steps[event.worker] = max(step, self._steps.get(event.worker, step))
+        reached = event.data.reached if type(event.data) is Progress else None
+        if reached is not None:
+            self._furthest[event.worker] = max(reached, self._furthest.get(event.worker, reached))
 
     def another(self, error: MusterError, failure: Failure | None) -> str | None:
         """Count another attempt if there is to be one, and return the reason as a text; None if there is none.
@@ -122,12 +122,12 @@ class Attempts:
         if failure is not None and failure.kind in OF_WORKER and failure.worker in self._returning:
             self._alone -= 1  # its process was not lost by itself: all of the worker was
         self._returning.clear()
-        cause, step = _cause_of(error, failure), self._steps.get(error.worker)
+        cause, reached = _cause_of(error, failure), self._furthest.get(error.worker)
         if cause not in self.policy.causes or not self._left:
             return None
-        met = None if step is None else (cause, error.worker, step)
+        met = None if reached is None else (cause, error.worker, reached)
         if met is not None and met == self._met:
-            error.message += f" It was the same the time before, at step {step} as well: no further attempt is made."
+            error.message += f" It was the same the time before, at {reached} as well: no further attempt is made."
             return None
         self._met = met
         self.number += 1

@@ -194,7 +194,7 @@ class Execution:
             reason = None if self.stop_reason else self._attempts.another(error, orchestrator.cause)
             if reason is None:
                 return False
-            self._again = events.RunAttempt(self._attempts.number, reason)
+            self._again = events.RunAttempt(self._attempts.number, reason, error.message)
             self._lost_time.ended()
             return orchestrator.strategy.keeps_workers
 

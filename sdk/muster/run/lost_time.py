@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from muster.events import Event, Note, Progress, RunAttempt
+from muster.events import Event, Note, Progress, Reached, RunAttempt
 from muster.runtime import clock
 
 
@@ -23,7 +23,7 @@ class LostTime:
         self._tell = tell
         self._made_up_for = 0.0  # seconds
         self._attempt = 1
-        self._furthest: tuple[int, float] | None = None  # the last step of any attempt, and when it was first reported
+        self._furthest: tuple[Reached, float] | None = None  # of any attempt, and when it was first reported
         self._since: float | None = None  # since when time is being lost; None while none is
         self._ended_at: float | None = None  # when the first of those attempts ended that are not made up for
         self._up_at = 0.0  # when the last attempt was up
@@ -39,15 +39,15 @@ class LostTime:
             self._attempt = event.data.attempt
             if self._since is None and self._ended_at is not None:  # now, as last steps may be told late
                 self._since = min(self._ended_at, self._furthest[1]) if self._furthest else self._ended_at
-        step = event.data.step if type(event.data) is Progress else None
-        if step is None:
+        reached = event.data.reached if type(event.data) is Progress else None
+        if reached is None:
             return
-        if self._since is not None and self._furthest is not None and step >= self._furthest[0]:
+        if self._since is not None and self._furthest is not None and reached >= self._furthest[0]:
             lost = self._make_up()
-            text = f"Attempt {self._attempt} is at step {step}, as far as the training was: {lost:.1f} s were lost."
-            self._tell(Event.of(Note(text)))
-        if self._furthest is None or step > self._furthest[0]:
-            self._furthest = step, clock.now()
+            text = f"Attempt {self._attempt} is at {reached}, as far as the training was: {lost:.1f} s were lost."
+            self._tell(Event.of(Note(text, lost)))
+        if self._furthest is None or reached > self._furthest[0]:
+            self._furthest = reached, clock.now()
 
     def ended(self) -> None:
         """Note that an attempt has ended, and that there is to be another."""
@@ -59,13 +59,12 @@ class LostTime:
         self._up_at = clock.now()
         if self._ended_at is None:
             return
-        seconds = self._up_at - self._ended_at
         if self._furthest is None:
-            self._make_up()
-            text = f"Attempt {self._attempt} runs: {seconds:.1f} s were lost. {workers}"
+            lost = self._make_up()
+            note = Note(f"Attempt {self._attempt} runs: {lost:.1f} s were lost. {workers}", lost)
         else:
-            text = f"Attempt {self._attempt} runs, after {seconds:.1f} s. {workers}"
-        self._tell(Event.of(Note(text)))
+            note = Note(f"Attempt {self._attempt} runs, after {self._up_at - self._ended_at:.1f} s. {workers}")
+        self._tell(Event.of(note))
 
     def _make_up(self) -> float:
         """Return how many seconds were lost until now, when no more are."""

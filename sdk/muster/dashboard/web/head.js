@@ -13,6 +13,8 @@ class Head {
     this.fate = make("div", "muster-fate", "", { role: "status" });
     this.fate.hidden = true;
     this.cause = make("div", "muster-cause", [], { role: "alert" });
+    this.attempts = make("table", "muster-attempts");
+    this.attempts.hidden = true;
     this.notes = make("div", "muster-notes");
     this.bar = make("progress", "", [], { max: "1", "aria-label": "progress of the run" });
     this.progress = make("div", "muster-progress", [this.bar, (this.pace = make("span"))]);
@@ -24,6 +26,7 @@ class Head {
     this.paintFate(run, isGone, trouble);
     this.paintTitle(run, isGone);
     this.paintCause(run);
+    this.paintAttempts(run);
     this.paintNotes(run);
     this.paintProgress(run);
   }
@@ -66,6 +69,18 @@ class Head {
       ...(run.advice ? [make("div", "", `Try: ${run.advice}`)] : []),
       ...(run.exception ? [make("details", "", [make("summary", "", "traceback"), make("pre", "", run.exception)])] : []),
     );
+  }
+
+  // The table of attempts; its first row has the titles.
+  paintAttempts(run) {
+    const rows = run.attempts ?? [];
+    const text = JSON.stringify(rows);
+    if (this.attemptsShown === text) return;
+    this.attemptsShown = text;
+    this.attempts.hidden = rows.length === 0;
+    const tag = (number) => (number === 0 ? "th" : "td");
+    const lines = rows.map((row, number) => make("tr", "", row.map((cell) => make(tag(number), "", cell))));
+    this.attempts.replaceChildren(...lines);
   }
 
   paintNotes(run) {

@@ -37,7 +37,7 @@ class View {
         head.title,
         make("div", "muster-buttons", [this.stacks.button, this.board.element, this.copy.element, this.stop.element]),
       ]),
-      head.fate, head.cause, head.notes, head.progress, this.charts.element,
+      head.fate, head.cause, head.attempts, head.notes, head.progress, this.charts.element,
       (this.tools = make("div", "muster-bar muster-tools", [this.chips, this.filter])),
       this.table.element, this.table.extent, this.empty, this.stacks.element, this.log.element, this.said,
     ], { "aria-label": "Muster run" });

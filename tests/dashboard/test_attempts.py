@@ -1,0 +1,82 @@
+"""The table of attempts: in pictures, in terminals and in live views, and nowhere else than in runs with several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from muster.dashboard.live import LiveState
+from muster.dashboard.model import RunView
+from muster.dashboard.snapshot import to_html, to_text
+from muster.events import Event
+
+from tests.dashboard.scenes import at, starting, training, view_of
+
+KILLED = "rank 1 (worker-1) was ended by signal 9 (SIGKILL)"
+TITLES = ["attempt", "began after", "took", "from", "to", "lost", "ended by"]
+
+
+def again(*, is_told_apart: bool = True) -> list[Event]:
+    """A training whose second rank is killed; the second attempt is under way."""
+
+    def step(seconds: float, epoch: int, number: int) -> Event:
+        return at(seconds, "progress", "worker-1", rank=1, step=number, steps=10, epoch=epoch, epochs=5, metrics={})
+
+    reason: dict[str, Any] = {"reason": f"{KILLED}. Attempt 2 of at most 3 begins."}
+    if is_told_apart:
+        reason["cause"] = KILLED
+    return [
+        *training(2),
+        at(24, "run_attempt", "worker-1", attempt=2, **reason),
+        at(26, "note", text="Attempt 2 runs, after 2.0 s. 2 workers have stayed."),
+        step(30, 2, 6),
+        step(33, 2, 10),
+        at(33, "note", text="Attempt 2 is at step 10 of epoch 2: 11.0 s were lost.", lost=11.0),
+    ]  # fmt: skip
+
+
+FIRST = ["1", "0.0 s", "24.0 s", "step 1 of epoch 1", "step 10 of epoch 2", "", KILLED]
+SECOND = ["2", "24.0 s", "", "step 6 of epoch 2", "", "11.0 s", "running"]
+
+
+def rows_of(view: RunView) -> Any:
+    return LiveState(view).snapshot()["run"]["attempts"]
+
+
+def test_a_run_under_way_has_a_row_for_each_attempt() -> None:
+    assert rows_of(view_of(again())) == [TITLES, FIRST, SECOND]
+
+
+def test_the_last_attempt_ends_as_the_run() -> None:
+    view = view_of([*again(), at(60, "run_ended", status="succeeded")])
+    assert rows_of(view)[2] == [*SECOND[:2], "36.0 s", SECOND[3], "step 10 of epoch 2", "11.0 s", "succeeded"]
+
+
+def test_records_of_older_versions_say_what_ended_an_attempt_with_how_it_went_on() -> None:
+    first = rows_of(view_of(again(is_told_apart=False)))[1]
+    assert first == [*FIRST[:-1], f"{KILLED}. Attempt 2 of at most 3 begins."]
+
+
+def test_nothing_is_said_of_attempts_where_there_is_but_one() -> None:
+    for events in (starting(), training()):
+        view = view_of(events)
+        assert rows_of(view) == []
+        assert "attempt" not in to_html(view) + to_text(view)
+
+
+def test_pictures_have_the_table_in_place_of_the_notes_that_it_makes_superfluous() -> None:
+    view = view_of(again())
+    text, html = to_text(view), to_html(view)
+    words = " ".join(text.split())
+    for row in (TITLES, FIRST, SECOND):
+        assert " ".join(filter(None, row)) in words
+        assert all(f">{cell}<" in html for cell in row)
+    for picture in (text, html):
+        assert "Attempt 2 of at most 3 begins" not in picture
+        assert "2 workers have stayed" in picture
+        assert picture.count("SIGKILL") == 1
+
+
+def test_a_reason_is_no_html() -> None:
+    events = again()
+    events[-5] = at(24, "run_attempt", "worker-1", attempt=2, reason="x", cause="<b>gone</b>")
+    assert "&lt;b&gt;gone" in to_html(view_of(events))
