@@ -167,6 +167,7 @@ class Agent:
         interval: seconds between two of its reports, as the session asks for them; 0.0 before it has started.
         failed_at: when its process failed; 0.0 if it has not.
         stopped_at: when it was told to stop, for the first time, while its process ran; 0.0 if it was not.
+        has_ended: whether its process has ended.
     """
 
     def __init__(self, address: Address, write: Callable[[bytes], object], reports: Sequence[str]) -> None:
@@ -175,7 +176,7 @@ class Agent:
         self._reports = reports
         self._asked_interval = 1.0
         self._step = 0
-        self._has_ended = False
+        self.has_ended = False
         self.rank = int(self._name.rpartition("-")[2])
         self.interval = 0.0
         self.failed_at = 0.0
@@ -195,7 +196,7 @@ class Agent:
         elif kind == "start":
             self._say("started", pid=1, rank=self.rank)
             self.interval = self._asked_interval
-        elif kind == "stop" and not self._has_ended:
+        elif kind == "stop" and not self.has_ended:
             self.stopped_at = time.time()
             self._end(signal=15, reason="stopped")
         return bool(kind != "end")
@@ -219,7 +220,7 @@ class Agent:
             self._say("output", text=f"step {step}: loss {1 / step:.4f}\n")
 
     def _end(self, **how: Any) -> None:
-        self._has_ended = True
+        self.has_ended = True
         self._say("exited", pid=1, rank=self.rank, **how)
 
     def _say(self, kind: str, **fields: Any) -> None:
@@ -328,6 +329,6 @@ async def report_in_turn(agents: Sequence[Agent]) -> None:
     """Have agents report one after the other, each once in each interval."""
     while True:
         for agent in agents:
-            if agent.interval:
+            if agent.interval and not agent.has_ended:
                 agent.report()
             await asyncio.sleep(agent.interval / len(agents) if agent.interval else 1.0)
