@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -36,6 +37,7 @@ from muster.platforms.slurm.queue import POLL_SECONDS, Queue
 from muster.platforms.slurm.site import HERE
 
 from tests.platforms.each_strategy import TENSORFLOW, Training, each_strategy
+from tests.platforms.in_a_terminal import Terminal
 from tests.platforms.slurm_engine import Engine
 from tests.support import Run, command_line, environment, eventually, shell
 
@@ -270,6 +272,28 @@ def test_inside_a_job_the_workers_are_a_step_of_it(
     notebook.wait()
     eventually(lambda: slurm.run("squeue", "-h", "-s", "-o", "%i").split() in no_step, "no step is left", 20)
     assert slurm.run("squeue", "-h", "-o", "%i %T").split() == [job, "RUNNING"]
+
+
+def test_in_an_allocation_of_a_terminal_runs_are_steps_and_leave_the_job_alone(project: Path, slurm: Engine) -> None:
+    command = ["salloc", "--nodes=2", "--ntasks=2", "--mem-per-cpu=1000"]
+    variables = environment(PATH=slurm.path, TERM="xterm", MUSTER_DASHBOARD="plain")
+    options = "-p slurm -s processes -n 2 --nodes 2 --memory 0.5 endless.py; echo ended with $?"
+    with Terminal(command, variables) as terminal:
+        terminal.read_until("Granted job allocation")
+        (job,) = slurm.jobs()
+        terminal.type(f"{sys.executable} -m muster plan {options}")
+        terminal.read_until(f"workers run on slurm, steps of job {job},")
+        terminal.read_until(rf"srun --job-name=muster --jobid={job} --overlap --nodes=2 .*\r\nended with 0\r\n")
+        terminal.type(f"{sys.executable} -m muster run {options}")
+        terminal.read_until("running the script")
+        steps = slurm.run("squeue", "-h", "-s", "-o", "%i %j").split()
+        terminal.interrupt()
+        terminal.read_until(r"stopped after [\s\S]*\r\nInterrupted\.\r\nended with 130\r\n")
+        assert re.fullmatch(rf"{job}\.0 muster-.*", " ".join(steps))
+        assert "SBATCH" not in terminal.said
+        assert slurm.run("squeue", "-h", "-o", "%i %T").split() == [job, "RUNNING"]
+        terminal.type("exit")
+        terminal.read_until("Relinquishing job allocation")
 
 
 @each_strategy
