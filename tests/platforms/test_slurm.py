@@ -45,6 +45,7 @@ NOTEBOOK = (
     "import muster, sys; muster.run_cluster(2, strategy='processes', worker_script='endless.py', platform='slurm',"
     " nodes='2', memory=0.5, sbatch_args=tuple(sys.argv[1:]))"
 )
+CONSTRAINTS = ("new", "new|fast", "[new|fast]", "new|fast&new", "new*1", "[fast*1&new*1]", "[fast*2&new*1]", "fast,new")
 ENDLESS = "import time\nprint('started', flush=True)\ntime.sleep(600)\n"
 
 
@@ -62,6 +63,20 @@ def run(script: str, n: int = 2, **options: Any) -> muster.Cluster:
     options = {"strategy": "processes", "memory": 0.5, "timeout_seconds": 120, "nodes": str(n), **options}
     cluster: muster.Cluster = muster.run_cluster(n, worker_script=script, platform="slurm", **options).cluster
     return cluster
+
+
+def asked(constraint: str, count: int, cores: int, folder: Path) -> tuple[bool, bool]:
+    """Return whether the platform refuses workers for what nodes have, and whether Slurm would take their job."""
+    platform, each = SlurmPlatform(constraint=constraint), Resources(cores, 0.1)
+    try:
+        platform.shortages([each] * count)
+        is_refused = False
+    except ResourceError:
+        is_refused = True
+    workers = Run(folder)
+    text = platform.submission_text([workers.spec(f"worker-{number}", resources=each) for number in range(count)])
+    workers.remove()
+    return is_refused, HERE.run("sbatch", "--test-only", given=text)[0] == 0
 
 
 def folders_of_agents() -> list[Path]:
@@ -424,6 +439,33 @@ def test_what_can_never_run_is_refused_at_once(
     with pytest.raises(error, match=said):
         run("endless.py", **options)
     assert slurm.jobs() == []
+
+
+def test_nothing_is_refused_for_its_constraint_that_slurm_would_take(
+    project: Path, slurm: Engine, tmp_path: Path
+) -> None:
+    of_nodes = {"n1": "fast,new", "n2": "fast"}
+    for node, features in of_nodes.items():
+        slurm.run(
+            "scontrol", "update", f"NodeName={node}", f"AvailableFeatures={features}", f"ActiveFeatures={features}"
+        )
+    try:
+        found = {
+            (constraint, count, cores): asked(constraint, count, cores, tmp_path)
+            for constraint in CONSTRAINTS
+            for count, cores in ((1, 5), (2, 4), (5, 1))
+        }
+    finally:
+        for node in of_nodes:
+            slurm.run("scontrol", "update", f"NodeName={node}", "AvailableFeatures=", "ActiveFeatures=")
+    assert not [case for case, (is_refused, is_taken) in found.items() if is_refused and is_taken]
+    refused = [
+        (count, cores)
+        for (constraint, count, cores), (is_refused, _) in found.items()
+        if is_refused and constraint == "new"
+    ]
+    assert refused == [(1, 5), (2, 4), (5, 1)]
+    assert [found["[fast*1&new*1]", 2, 4], found["[fast*1&new*1]", 5, 1]] == [(False, True)] * 2
 
 
 def test_the_script_of_a_plan_is_one_that_slurm_takes(project: Path, slurm: Engine) -> None:
