@@ -17,11 +17,13 @@ def become_worker(unpacked: "ContextManager[str]", config: str) -> None:
     """Run the agent until it ends, and exit with an error unless its status is 0.
 
     Args:
-        unpacked: makes the folder with the agent's package, and removes it.
+        unpacked: makes the agent's package importable, and a folder for it, and removes that.
         config: path of the agent's config.
     """
     with unpacked as folder:
-        agent = subprocess.Popen([sys.executable, "-I", "-S", folder + "/agent/__main__.py", "worker", config])
+        from agent.package import program  # type: ignore[import-not-found]
+
+        agent = subprocess.Popen([sys.executable, "-I", "-S", program(), "worker", config])
         with contextlib.suppress(ValueError):  # a container that does not run this in its main thread
             signal.signal(signal.SIGTERM, lambda *_: agent.terminate())  # the agent ends its processes first
         from agent.removal import begin_to_remove_unused  # type: ignore[import-not-found]

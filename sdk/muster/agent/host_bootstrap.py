@@ -20,7 +20,7 @@ def become_guard(unpacked: "Callable[[bytes, str], ContextManager[str]]", guard:
     """Receive the agent's package, and run the guard until it ends.
 
     Args:
-        unpacked: makes the folder with the package, and removes it.
+        unpacked: makes the package importable, and a folder for it, and removes that.
         guard: the module of the package that has the guard's ``main``.
     """
     source = sys.stdin.buffer.raw  # type: ignore[union-attr]

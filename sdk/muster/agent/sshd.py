@@ -10,6 +10,7 @@ import sys
 
 from . import fields, linux
 from .loop import Loop
+from .package import PROGRAM, program
 from .ports import free_port, random_loopback_address
 from .processes import Children, signal_name, spawn
 
@@ -130,6 +131,7 @@ class Sshd:
         self._loop.on_readable(reader, self._read_log)
         self._pid = pid
         self._processes.expect_end(pid, self._ended)
+        program()  # which logins run; written while sshd starts
 
     def _read_log(self) -> None:
         if self._pipe is None:
@@ -189,10 +191,9 @@ class Sshd:
 
 def sshd_config(config: "dict[str, Any]", address: str, port: int, folder: str) -> str:
     """Return the text of sshd_config for a worker."""
-    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
     libraries = config["environ"].get("LD_LIBRARY_PATH")  # some interpreters do not even start without it
     setting = ["env", "LD_LIBRARY_PATH={}".format(libraries)] if libraries else []
-    entry = setting + [sys.executable, "-I", "-S", program, "entry", os.path.join(config["scratch"], "agent.sock")]
+    entry = setting + [sys.executable, "-I", "-S", PROGRAM, "entry", os.path.join(config["scratch"], "agent.sock")]
     return CONFIG.format(
         port=port,
         address=address,
