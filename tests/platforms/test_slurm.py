@@ -161,11 +161,21 @@ def test_no_more_of_the_environment_is_sent_than_the_user_says(
 
 
 def test_a_session_that_is_a_job_itself_needs_no_way_to_the_login_node(project: Path, slurm: Engine) -> None:
-    (project / "train.py").write_text("import os\nprint(os.uname().nodename)\n")
+    (project / "train.py").write_text(
+        f"import os, time\nprint(os.uname().nodename, flush=True)\nwhile not os.path.exists({str(project / 'go')!r}):\n"
+        "    time.sleep(0.1)\n"
+    )
     told = "-p slurm -s processes -n 2 --nodes 2 --memory 0.5 train.py"
-    command = f"cd {project} && MUSTER_DASHBOARD=off {sys.executable} -m muster run {told} > out 2>&1; echo $? > status"
-    slurm.submit("--nodes=2", "--ntasks=2", "--cpus-per-task=2", "--mem-per-cpu=1000", command=command)
-    status = project / "status"
+    command = (
+        f"cd {project} && MUSTER_DASHBOARD=plain {sys.executable} -m muster run {told} > out 2>&1; echo $? > status"
+    )
+    job = slurm.submit("--nodes=2", "--ntasks=2", "--cpus-per-task=2", "--mem-per-cpu=1000", command=command)
+    out, status = project / "out", project / "status"
+    eventually(lambda: out.exists() and "training" in out.read_text(), "it trains", timeout=120)
+    within = ("srun", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1", sys.executable, "-m", "muster")
+    reached = 'train.py", line 4'
+    eventually(lambda: slurm.run(*within, "stacks", "last").count(reached) == 2, "a step of the job reaches it", 30)
+    (project / "go").touch()
     said = eventually(lambda: status.exists() and status.read_text(), "the job has ended", timeout=120)
     assert said == "0\n", (project / "out").read_text()
     logs = muster.open_run("last").run_dir / "logs"

@@ -137,15 +137,16 @@ def test_a_session_that_is_a_job_of_the_guide_s_is_reached_by_exec(space: Space,
     client.create(f"/api/v1/namespaces/{space.name}/configmaps", project)
     client.create(jobs, job)
 
-    def sessions() -> list[str]:
+    def name_of_session() -> str:
         names = [pod["metadata"]["name"] for pod in space.cluster.pods(space.name)]
-        return [name for name in names if name.startswith("training-")]
+        return next((name for name in names if name.startswith("training-")), "")
+
+    name = until(name_of_session, "the Job has a pod", 60)
 
     def muster_says(*words: str) -> str:
-        return "".join(said(open_exec(client, space.name, *sessions(), "session", [*program, *words])))
+        return "".join(said(open_exec(client, space.name, name, "session", [*program, *words])))
 
-    until(sessions, "the Job has a pod", 60)
-    log = f"/api/v1/namespaces/{space.name}/pods/{sessions()[0]}/log"
+    log = f"/api/v1/namespaces/{space.name}/pods/{name}/log"
     until(lambda: "training" in client.text(log), "the ranks train", 120)
     until(lambda: "rank 0" in muster_says("logs", "last", "worker-0"), "a rank has printed")
     assert "(on kubernetes, ends with its session)" in muster_says("runs")
