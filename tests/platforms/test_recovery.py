@@ -70,7 +70,9 @@ def hosts_with_tensorflow(hosts: Network, folder: Path, monkeypatch: pytest.Monk
     hosts.remove_what_tensorflow_leaves()
 
 
-WITH_TENSORFLOW = {"memory": 1.5, "timeout_seconds": 240, "run_timeout": 240}
+OPEN_MPI = "mpiexec.openmpi"
+needs_open_mpi = pytest.mark.skipif(shutil.which(OPEN_MPI) is None, reason=f"{OPEN_MPI} is not installed here")
+WITH_TENSORFLOW: dict[str, Any] = {"memory": 1.5, "timeout_seconds": 240, "run_timeout": 240}
 
 
 @pytest.mark.elsewhere
@@ -94,10 +96,10 @@ def test_horovods_ranks_in_containers_go_on_with_the_container_that_replaces_a_k
 
 
 @pytest.mark.elsewhere
-@pytest.mark.skipif(shutil.which("mpiexec.openmpi") is None, reason="mpiexec.openmpi is not installed here")
+@needs_open_mpi
 def test_with_a_lost_worker_of_mpi_on_hosts_all_are_launched_anew(hosts: Network, folder: Path) -> None:
     recovers(
-        take_away, are_all_new=True, strategy="mpi", mpiexec="mpiexec.openmpi", env={"KEPT": "/home"}, platform="hosts",
+        take_away, are_all_new=True, strategy="mpi", mpiexec=OPEN_MPI, env={"KEPT": "/home"}, platform="hosts",
         hosts=["h1:1", "h2:1"], lease_seconds=3,
     )  # fmt: skip
 
@@ -146,8 +148,19 @@ def test_with_a_node_of_slurms_that_is_lost_all_of_its_job_is_launched_anew(slur
             slurm.power_on("n2")
 
 
-def test_a_task_of_slurms_that_is_told_to_end_is_replaced(slurm: Engine, folder: Path) -> None:
-    recovers(take_away, platform="slurm", nodes="2", env={"KEPT": str(folder.parent)})
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"strategy": "horovod", **WITH_TENSORFLOW}, marks=pytest.mark.elsewhere),
+        pytest.param(
+            {"strategy": "mpi", "mpiexec": OPEN_MPI, "are_all_new": True}, marks=[pytest.mark.elsewhere, needs_open_mpi]
+        ),
+    ],
+    ids=["processes", "horovod", "mpi"],
+)
+def test_a_task_of_slurms_that_is_told_to_end_is_replaced(slurm: Engine, folder: Path, options: dict[str, Any]) -> None:
+    recovers(take_away, platform="slurm", nodes="2", env={"KEPT": str(folder.parent)}, **options)
 
 
 def test_a_run_on_slurm_goes_on_without_the_task_whose_node_is_drained(slurm: Engine, folder: Path) -> None:
