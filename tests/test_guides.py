@@ -208,7 +208,7 @@ class Hit(NamedTuple):
             [
                 Hit("rank", 1, (1, 3), "rank 1 (worker-1) was ended by signal 9"),
                 Hit("agent", 0, (3, 7), "worker-0 was lost"),
-                Hit("rendezvous", 0, (4, 5), "rendezvous itself failed"),
+                Hit("rendezvous", 0, (4, 5), "rendezvous on worker-0 itself failed"),
             ],
         ),
     ],

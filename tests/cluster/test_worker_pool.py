@@ -148,7 +148,8 @@ def test_a_gpu_is_for_others_between_two_runs(here: Path, tmp_path: Path, monkey
     options: dict[str, Any] = {"strategy": "processes", "worker_script": "train.py", "dashboard": False}
 
     def alone(**more: Any) -> ClusterAddress:
-        return muster.run_cluster(1, nvidia_gpu=1, memory=0.5, **options, **more)
+        address: ClusterAddress = muster.run_cluster(1, nvidia_gpu=1, memory=0.5, **options, **more)
+        return address
 
     with muster.pool(1, memory=0.5, nvidia_gpu=1) as pool:
 

@@ -1,4 +1,4 @@
-"""Trains on any platform, loses a worker on the way, and sees that the end is the very one of an uninterrupted run."""
+"""Trains on any platform and loses a worker on the way; what is learnt must be the same to the last bit."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ from tests.support import environment, eventually
 
 STEPS = 40
 PAUSE = 15  # the step after which the first attempt waits for what befalls it
-# Two ranks whose weight each step moves by the mean of what both have found. Rank 0, whose worker stays, keeps the
-# checkpoint, and tells the other where to go on.
-TRAIN = f"""
-import json, math, os, socket, time
-from pathlib import Path
-from muster.training.progress import report
-
-rank, place = int(os.environ["RANK"]), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-kept = Path(os.environ.get("KEPT") or os.environ["TMPDIR"], "checkpoint")
-if rank == 0:
+# How ranks add up what each of them has, to the last bit, by strategy. Beside `total` each has `rank` and `size`.
+TOTALS = {
+    "processes": """
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+if size == 1:
+    answers = None
+elif rank == 0:
     server = socket.create_server(place)
     peer = server.accept()[0]
-    state = json.loads(kept.read_text()) if kept.exists() else [0, 1.0]
+    answers = peer.makefile()
 else:
     while True:
         try:
@@ -37,69 +35,135 @@ else:
             break
         except OSError:
             time.sleep(0.05)
-answers = peer.makefile()
+    answers = peer.makefile()
 
 
-def exchanged(value):
-    peer.sendall(json.dumps(value).encode() + b"\\n")
-    return json.loads(answers.readline())
+def total(values):
+    if answers is None:
+        return values
+    peer.sendall(json.dumps(values).encode() + b"\\n")
+    return [own + theirs for own, theirs in zip(values, json.loads(answers.readline()))]
+""",
+    "horovod": """
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+hvd.init()
+rank, size = hvd.rank(), hvd.size()
 
 
-theirs = exchanged(state if rank == 0 else None)
-step, weight = state if rank == 0 else theirs
-print("attempt", os.environ["MUSTER_ATTEMPT"], "goes on at step", step, flush=True)
-for step in range(step, {STEPS}):
-    own = math.sin((rank + 1) * weight + step)
-    theirs = exchanged(own)
-    weight -= 0.1 * sum((own, theirs) if rank == 0 else (theirs, own)) / 2
+def total(values):
+    return hvd.allreduce(tf.constant(values, tf.float64), op=hvd.Sum).numpy().tolist()
+""",
+    "mpi": """
+import atexit, ctypes
+
+mpi = ctypes.CDLL("libmpi.so.40", ctypes.RTLD_GLOBAL)  # Open MPI's
+mpi.MPI_Init(None, None)
+atexit.register(mpi.MPI_Finalize)
+names = ("comm_world", "double", "op_sum")
+world, double, add = (ctypes.byref(ctypes.c_char.in_dll(mpi, f"ompi_mpi_{name}")) for name in names)
+rank, size = int(os.environ["MUSTER_RANK"]), int(os.environ["MUSTER_WORLD_SIZE"])
+
+
+def total(values):
+    mine, ours = (ctypes.c_double * len(values))(*values), (ctypes.c_double * len(values))()
+    mpi.MPI_Allreduce(mine, ours, len(values), double, add, world)
+    return list(ours)
+""",
+}
+# The weight moves at each step by the mean of what all ranks have found. Rank 0, whose worker stays, keeps the
+# checkpoint, and tells the others where to go on.
+TRAIN = f"""
+import json, math, os, socket, time
+from pathlib import Path
+from muster.training.progress import report
+
+{{total}}
+
+kept = Path(os.environ.get("KEPT") or os.environ["TMPDIR"], "checkpoint")
+state = [0, 0.0] if rank else json.loads(kept.read_text()) if kept.exists() else [0, 1.0]
+first, weight = total(state)
+print("attempt", os.environ["MUSTER_ATTEMPT"], "goes on at step", int(first), flush=True)
+for step in range(int(first), {STEPS}):
+    weight -= 0.1 * total([math.sin((rank + 1) * weight + step)])[0] / size
     report(step=step + 1, steps={STEPS})
     if rank == 0:
         kept.with_suffix(".new").write_text(json.dumps([step + 1, weight]))
         kept.with_suffix(".new").replace(kept)
     if step + 1 == {PAUSE} and os.environ["MUSTER_ATTEMPT"] == "1":
         print("waits", flush=True)
-        time.sleep(600)
+        while not os.path.exists("go"):
+            time.sleep(0.1)
 print("weight", repr(weight))
 """
 
 
-def uninterrupted() -> str:
-    """The weight that a training ends with which nothing interrupts."""
+def script_for(strategy: str) -> str:
+    """Return the training, for two ranks of a strategy."""
+    return TRAIN.format(total=TOTALS[strategy])
+
+
+def uninterrupted(alone_after: int = STEPS) -> str:
+    """Return the weight that a training ends with which nothing interrupts.
+
+    Args:
+        alone_after: the step after which rank 0 trains alone.
+    """
     weight = 1.0
     for step in range(STEPS):
-        weight -= 0.1 * sum((math.sin(weight + step), math.sin(2 * weight + step))) / 2
+        size = 2 if step < alone_after else 1
+        weight -= 0.1 * sum(math.sin((rank + 1) * weight + step) for rank in range(size)) / size
     return repr(weight)
 
 
-def recovers(lose: Callable[[muster.Cluster], object], *, are_all_new: bool = False, **options: Any) -> None:
+def recovers(
+    lose: Callable[[muster.Cluster], object], *, are_all_new: bool = False, is_left_alone: bool = False, **options: Any
+) -> None:
     """Train on two workers, lose the second of them on the way, and see what is learnt.
 
     Args:
         lose: has the second worker lost.
         are_all_new: whether the first one is launched again with it.
+        is_left_alone: whether the second one cannot be launched again, and the first goes on without it.
         options: of ``run_cluster``.
     """
-    Path("train.py").write_text(TRAIN)
     options = {"strategy": "processes", "memory": 0.5, "timeout_seconds": 120, "dashboard": False, **options}
+    Path("train.py").write_text(script_for(options["strategy"]))
     running: muster.Cluster = muster.run_cluster(2, worker_script="train.py", wait=False, restarts=1, **options).cluster
     try:
         for worker in ("worker-0", "worker-1"):
-            eventually(lambda: "waits" in running.logs(worker), f"{worker} has come so far", timeout=60)  # noqa: B023
+            eventually(lambda: "waits" in running.logs(worker), f"{worker} has come so far", timeout=120)  # noqa: B023
         lose(running)
         running.wait()
     finally:
         running.stop()
     recorded = runs.Run(running.run_dir)
-    for worker in ("worker-0", "worker-1"):
+    weight = uninterrupted(alone_after=PAUSE if is_left_alone else STEPS)
+    for worker in ("worker-0",) if is_left_alone else ("worker-0", "worker-1"):
         assert f"attempt 2 goes on at step {PAUSE}" in recorded.logs(worker)
-        assert recorded.logs(worker).split()[-1] == uninterrupted()
-    how = "All workers were launched anew" if are_all_new else "worker-1 was replaced; 1 worker has stayed"
-    assert re.search(rf"Attempt 2 runs, after .* {how}\.", recorded.explain())
-    assert re.search(r"Attempt 2 is at step 1\d, as far as the training was: [\d.]+ s were lost\.", recorded.explain())
+        assert recorded.logs(worker).rpartition("weight ")[2].split()[0] == weight
+    how = "worker-1 was replaced; 1 worker has stayed"
+    if are_all_new:
+        how = "All workers were launched anew"
+    if is_left_alone:
+        how = "1 worker has stayed. It goes on without worker-1"
+    said = recorded.explain()
+    assert re.search(rf"Attempt 2 runs, after .* {how}\.", said), said
+    assert re.search(r"Attempt 2 is at step 1\d, as far as the training was: [\d.]+ s were lost\.", said)
 
 
-def take_away(running: muster.Cluster) -> None:
-    """Tell the second worker's agent to end, and to be quick about it, as whoever runs it does."""
+def take_away(running: muster.Cluster, worker: str = "worker-1") -> None:
+    """Tell a worker's agent to end, and to be quick about it, as whoever runs it does."""
     twice = "import os, time; agent = os.getppid(); os.kill(agent, 15); time.sleep(0.5); os.kill(agent, 15)"
-    inside = ["worker-1", "--", sys.executable, "-c", twice]
-    subprocess.run([sys.executable, "-m", "muster", "exec", running.run_id, *inside], env=environment(), check=False)
+    _inside(running, worker, twice)
+
+
+def kill_process(running: muster.Cluster, worker: str, pid: int) -> None:
+    """Kill a process of a worker, which has this id there."""
+    _inside(running, worker, f"import os; os.kill({pid}, 9)")
+
+
+def _inside(running: muster.Cluster, worker: str, program: str) -> None:
+    command = [sys.executable, "-m", "muster", "exec", running.run_id, worker, "--", sys.executable, "-c", program]
+    subprocess.run(command, env=environment(), check=False)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ import muster
 import pytest
 from muster.records.runs import Run
 
+from tests.cluster.test_restarts_alone import COORDINATOR
 from tests.platforms.containers_podman import Podman
 from tests.platforms.hosts_network import Network
+from tests.platforms.recovering import script_for, uninterrupted
 from tests.platforms.slurm_engine import Engine
 from tests.support import environment, eventually
 
@@ -27,8 +31,8 @@ Path(os.environ["MUSTER_RESULTS"], os.environ["RANK"]).write_text("learnt")
 """
 PROGRAM = """
 import json, sys, time, muster
-muster.run_cluster(2, strategy="processes", worker_script="train.py", memory=0.5, timeout_seconds=120, dashboard=False,
-                   detach="5m", **json.loads(sys.argv[1]))
+options = {"strategy": "processes", "memory": 0.5, "timeout_seconds": 120, **json.loads(sys.argv[1])}
+muster.run_cluster(2, worker_script="train.py", dashboard=False, detach="5m", **options)
 print("begun", flush=True)
 time.sleep(600)
 """
@@ -44,8 +48,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
-def begun_by_a_session_that_is_killed(**options: Any) -> Run:
-    """Begin a detached run in a session, and kill that; the run, whose workers train."""
+def begun_by_a_session_that_is_killed(
+    said: str = "trains on", workers: Sequence[str] = ("worker-0", "worker-1"), **options: Any
+) -> Run:
+    """Begin a detached run in a session, and kill that; the run, of which these workers have said that they train."""
     command = [sys.executable, "-c", PROGRAM, json.dumps(options)]
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as session:
         try:
@@ -54,8 +60,8 @@ def begun_by_a_session_that_is_killed(**options: Any) -> Run:
         finally:
             session.send_signal(signal.SIGKILL)
     run = muster.attach()
-    logs = [run.run_dir / "logs" / f"worker-{index}.log" for index in range(2)]
-    eventually(lambda: all(log.exists() and "trains on" in log.read_text() for log in logs), "both train", 60)
+    logs = [run.run_dir / "logs" / f"{worker}.log" for worker in workers]
+    eventually(lambda: all(log.exists() and said in log.read_text() for log in logs), "they train", 120)
     return run
 
 
@@ -68,6 +74,40 @@ def outlives_its_session(**options: Any) -> None:
         run.stop()
     results = run.run_dir / "results"
     assert sorted(path.name for path in results.iterdir()) == ["0", "1"]
+
+
+@pytest.mark.slow
+@pytest.mark.elsewhere  # only because it takes long
+@pytest.mark.parametrize("strategy", ["horovod", "mpi"])
+def test_a_detached_training_learns_the_same_when_its_session_is_killed(folder: Path, strategy: str) -> None:
+    if strategy == "mpi" and shutil.which("mpiexec.openmpi") is None:
+        pytest.skip("mpiexec.openmpi is not installed here")
+    (folder / "train.py").write_text(script_for(strategy))
+    options = {"mpiexec": "mpiexec.openmpi"} if strategy == "mpi" else {"memory": 1.5}
+    run = begun_by_a_session_that_is_killed("waits", strategy=strategy, **options)
+    try:
+        (folder / "go").touch()
+        assert run.wait().status == "succeeded"
+    finally:
+        run.stop()
+    for worker in ("worker-0", "worker-1"):
+        assert run.logs(worker).rpartition("weight ")[2].split()[0] == uninterrupted()
+
+
+@pytest.mark.slow
+@pytest.mark.elsewhere  # only because it takes long
+def test_detached_parameter_servers_learn_when_their_session_is_killed(folder: Path) -> None:
+    (folder / "train.py").write_text(COORDINATOR)
+    (folder / "waits").touch()
+    run = begun_by_a_session_that_is_killed(
+        "goes on after 0 steps", ["chief-0"], strategy="parameter_server", n_ps=1, memory=1.5
+    )
+    try:
+        (folder / "waits").unlink()
+        assert run.wait().status == "succeeded"
+    finally:
+        run.stop()
+    assert float(run.logs("chief-0").rpartition("weight ")[2].split()[0]) == pytest.approx(3, abs=0.3)
 
 
 def test_a_detached_run_on_hosts_outlives_its_session(hosts: Network) -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import muster
 import pytest
+from muster.events import RunAttempt
+from muster.records import runs
 
+from tests.cluster.test_restarts_alone import COORDINATOR, processes_of, steps_of, times_listening
 from tests.platforms.container_engine import ContainerEngine
+from tests.platforms.containers_podman import Podman
 from tests.platforms.hosts_network import Network
-from tests.platforms.recovering import recovers, take_away
+from tests.platforms.recovering import kill_process, recovers, take_away
 from tests.platforms.slurm_engine import Engine
-from tests.support import eventually
+from tests.support import QUICK_KERAS, eventually
 
 
 @pytest.fixture
@@ -41,6 +49,88 @@ def test_a_container_that_is_killed_is_replaced(either_engine: ContainerEngine, 
     eventually(lambda: either_engine.left_behind() == [], "nothing is left", timeout=30)
 
 
+def test_a_run_on_hosts_goes_on_without_the_one_that_is_cut_off(hosts: Network, folder: Path) -> None:
+    lost = hosts.hosts["h2"]
+    try:
+        recovers(
+            lambda running: lost.power_off(), is_left_alone=True, min_workers=1, platform="hosts",
+            hosts=["h1:1", "h2:1"], lease_seconds=3,
+        )  # fmt: skip
+    finally:
+        lost.power_on()
+        lost.wait()
+
+
+@pytest.fixture
+def hosts_with_tensorflow(hosts: Network, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
+    """The hosts; what TensorFlow's own imports leave there for the user is removed."""
+    quick = shutil.copytree(QUICK_KERAS, folder.parent / QUICK_KERAS.name)  # the hosts see nothing of this project
+    monkeypatch.setenv("PYTHONPATH", f"{quick}{os.pathsep}{os.environ['PYTHONPATH']}")
+    yield hosts
+    hosts.remove_what_tensorflow_leaves()
+
+
+OPEN_MPI = "mpiexec.openmpi"
+needs_open_mpi = pytest.mark.skipif(shutil.which(OPEN_MPI) is None, reason=f"{OPEN_MPI} is not installed here")
+WITH_TENSORFLOW: dict[str, Any] = {"memory": 1.5, "timeout_seconds": 240, "run_timeout": 240}
+
+
+@pytest.mark.elsewhere
+@pytest.mark.parametrize("launcher", ["horovodrun", "agents"])
+def test_horovods_ranks_on_hosts_go_on_with_the_worker_that_replaces_a_lost_one(
+    hosts_with_tensorflow: Network, folder: Path, launcher: str
+) -> None:
+    where: dict[str, Any] = {"platform": "hosts", "hosts": ["h1:1", "h2:1"], "lease_seconds": 3}
+    recovers(take_away, strategy="horovod", launcher=launcher, **where, **WITH_TENSORFLOW)
+
+
+@pytest.mark.elsewhere
+def test_horovods_ranks_in_containers_go_on_with_the_container_that_replaces_a_killed_one(
+    engine: Podman, folder: Path
+) -> None:
+    def kill(running: muster.Cluster) -> None:
+        engine.run("kill", next(name for name in engine.containers() if name.endswith("worker-1")))
+
+    recovers(kill, strategy="horovod", platform="containers", **WITH_TENSORFLOW)
+    eventually(lambda: engine.left_behind() == [], "nothing is left", timeout=30)
+
+
+@pytest.mark.elsewhere
+@needs_open_mpi
+def test_with_a_lost_worker_of_mpi_on_hosts_all_are_launched_anew(hosts: Network, folder: Path) -> None:
+    recovers(
+        take_away, are_all_new=True, strategy="mpi", mpiexec=OPEN_MPI, env={"KEPT": "/home"}, platform="hosts",
+        hosts=["h1:1", "h2:1"], lease_seconds=3,
+    )  # fmt: skip
+
+
+@pytest.mark.elsewhere
+def test_all_start_again_without_a_server_that_is_lost_on_a_host(hosts_with_tensorflow: Network, folder: Path) -> None:
+    """Before that a worker's process is killed, and started again alone."""
+    Path("train.py").write_text(COORDINATOR)
+    Path("waits").touch()
+    running: muster.Cluster = muster.run_cluster(
+        1, n_ps=1, worker_script="train.py", wait=False, restarts=2, dashboard=False, platform="hosts",
+        hosts=["h1:2", "h2:1"], env={"KEPT": "/home/checkpoints", "WAITS_UNTIL": "1"}, **WITH_TENSORFLOW,
+    ).cluster  # fmt: skip
+    recorded = runs.Run(running.run_dir)
+    try:
+        eventually(lambda: steps_of(recorded) >= 20, "the first steps", timeout=120)
+        kill_process(running, "worker-0", processes_of(recorded, "worker-0")[0])
+        eventually(lambda: times_listening(recorded, "worker-0") > 1, "the worker is back", timeout=120)
+        came_to = steps_of(recorded)
+        eventually(lambda: steps_of(recorded) >= came_to + 20, "it goes on", timeout=60)
+        take_away(running, "ps-0")
+        running.wait()
+    finally:
+        running.stop()
+    log = recorded.logs("chief-0")
+    assert int(log.rpartition("attempt 2 goes on after ")[2].split()[0]) >= came_to
+    assert float(log.rpartition("weight ")[2].split()[0]) == pytest.approx(3, abs=0.3)
+    assert len([event for event in recorded.events() if type(event.data) is RunAttempt]) == 1
+    assert "worker-0 was ended by signal 9 (SIGKILL), and is started again; the others go on." in recorded.explain()
+
+
 def test_with_a_node_of_slurms_that_is_lost_all_of_its_job_is_launched_anew(slurm: Engine, folder: Path) -> None:
     """Slurm ends the job of a lost node, with the workers on its other nodes, only once it has noticed the loss."""
 
@@ -58,5 +148,32 @@ def test_with_a_node_of_slurms_that_is_lost_all_of_its_job_is_launched_anew(slur
             slurm.power_on("n2")
 
 
-def test_a_task_of_slurms_that_is_told_to_end_is_replaced(slurm: Engine, folder: Path) -> None:
-    recovers(take_away, platform="slurm", nodes="2", env={"KEPT": str(folder.parent)})
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"strategy": "horovod", **WITH_TENSORFLOW}, marks=pytest.mark.elsewhere),
+        pytest.param(
+            {"strategy": "mpi", "mpiexec": OPEN_MPI, "are_all_new": True}, marks=[pytest.mark.elsewhere, needs_open_mpi]
+        ),
+    ],
+    ids=["processes", "horovod", "mpi"],
+)
+def test_a_task_of_slurms_that_is_told_to_end_is_replaced(slurm: Engine, folder: Path, options: dict[str, Any]) -> None:
+    recovers(take_away, platform="slurm", nodes="2", env={"KEPT": str(folder.parent)}, **options)
+
+
+def test_a_run_on_slurm_goes_on_without_the_task_whose_node_is_drained(slurm: Engine, folder: Path) -> None:
+    """The job for the replacement waits in the queue, as the other node has no core left for it."""
+
+    def drain(running: muster.Cluster) -> None:
+        slurm.run("scontrol", "update", "nodename=n2", "state=drain", "reason=tests")
+        take_away(running)
+
+    try:
+        recovers(
+            drain, is_left_alone=True, min_workers=1, platform="slurm", nodes="2", cpu=3, timeout_seconds=15,
+            env={"KEPT": str(folder.parent)},
+        )  # fmt: skip
+    finally:
+        slurm.run("scontrol", "update", "nodename=n2", "state=resume")
