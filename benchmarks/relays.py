@@ -76,6 +76,7 @@ class RelayConnection(asyncio.Protocol):
         self._unidentified = unidentified
         self._connect = connect
         self._shares: dict[int, Share] = {}
+        self._ended: set[int] = set()  # numbers of agents that have hung up, which are not given to others
         self._splitter = Splitter()
         self._unsent: list[bytes] = []
 
@@ -89,6 +90,8 @@ class RelayConnection(asyncio.Protocol):
         for number, part in self._splitter.split(data):
             share = self._shares.get(number)
             if share is None:
+                if number in self._ended:  # what comes crosses what has ended it
+                    continue
                 agent = self._connect(self._unidentified)
                 share = self._shares[number] = Share(self, number, agent)
                 agent.connection_made(share)
@@ -110,6 +113,7 @@ class RelayConnection(asyncio.Protocol):
 
     def end(self, number: int) -> None:
         """End an agent's share, and tell its connection."""
+        self._ended.add(number)
         share = self._shares.pop(number, None)
         if share is not None:
             asyncio.get_running_loop().call_soon(share.agent.connection_lost, None)
