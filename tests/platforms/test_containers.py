@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -241,6 +242,27 @@ def seconds_until_a_kill_is_named(engine: ContainerEngine) -> float:
     told = connect(engine.url).client.events(since=began, until=int(time.time()) + 1, decode=True)
     (died,) = (event for event in told if event["Action"] == "die" and event["Actor"]["Attributes"]["name"] == name)
     return min(named) - float(died["timeNano"]) / 1e9
+
+
+def test_scripts_save_before_a_container_that_is_stopped_is_killed(
+    either_engine: ContainerEngine, project: Path
+) -> None:
+    (project / "train.py").write_text(
+        "import time\nfrom muster.training import preempted\nprint('started', flush=True)\n"
+        "while not preempted():\n    time.sleep(0.05)\n"
+        "print('saved', flush=True)\ntime.sleep(600)\n"
+    )
+    running = run("train.py", wait=False)
+    for worker in ("worker-0", "worker-1"):
+        has_started(running, worker)
+    (name,) = (name for name in either_engine.containers() if name.endswith("worker-1"))
+    stop = threading.Thread(target=either_engine.run, args=("stop", name))
+    stop.start()
+    eventually(lambda: all("saved" in running.logs(f"worker-{index}") for index in range(2)), "both have saved")
+    either_engine.run("kill", name)  # which would be the end of the time that the engine gives it
+    stop.join()
+    with pytest.raises(WorkerLost, match="worker-1 was taken away: Its container was killed"):
+        running.wait()
 
 
 def test_a_container_that_is_removed_is_named(either_engine: ContainerEngine, project: Path) -> None:

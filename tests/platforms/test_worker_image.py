@@ -15,8 +15,8 @@ import pytest
 from tests.platforms.container_engine import ContainerEngine
 from tests.platforms.containers_docker import Docker
 from tests.platforms.containers_podman import Podman, why_not
+from tests.platforms.each_strategy import ADDS_UP
 from tests.platforms.test_containers import run_in_container
-from tests.platforms.test_containers_training import PARAMETER_SERVERS
 from tests.support import eventually
 
 IMAGE = "muster-worker"
@@ -171,8 +171,8 @@ for script, kind in (("train.py", {{"strategy": "horovod", "launcher": "horovodr
 @pytest.mark.elsewhere
 def test_a_session_in_a_container_trains_in_others(docker_with_image: Docker, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import horovod.tensorflow as hvd\nhvd.init()\nprint(hvd.rank(), hvd.size())\n")
-    (tmp_path / "task.py").write_text(PARAMETER_SERVERS)
+    (tmp_path / "task.py").write_text(ADDS_UP)
     said = run_in_container(docker_with_image, tmp_path, SESSION)
-    ends = [f"both have added in worker-{index}" for index in range(2)]
+    ends = [f"all have added worker-{index} 1" for index in range(2)]
     trained = [line for line in said.splitlines() if line.startswith("trained:")]
     assert trained == ["trained: 0 2 1 2", f"trained: {ends[0]} {ends[1]}"], said

@@ -12,6 +12,7 @@ Sessions that tests start have agents start Horovod's ranks where TESTS_HOROVOD_
 import gc
 import os
 import sys
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 
@@ -49,7 +50,7 @@ class HorovodByAgents:
     """A finder that gives Muster's strategies another default launcher of Horovod."""
 
     @staticmethod
-    def find_spec(name: str, path: "list[str] | None" = None, target: object = None) -> "ModuleSpec | None":
+    def find_spec(name: str, path: "Sequence[str] | None" = None, target: object = None) -> "ModuleSpec | None":
         """Find the module with the table of strategies; nothing else."""
         spec = PathFinder.find_spec(name, path) if name == "muster.strategies" else None
         if spec and isinstance(spec.loader, SourceFileLoader):
