@@ -44,7 +44,7 @@ class Registry:
         settings, log = self._folder / "registry.yml", self._folder / "log"
         settings.write_text(SETTINGS.format(folder=self._folder, port=self.port))
         with log.open("wb") as output:
-            command = [root / "usr/bin/docker-registry", "serve", settings]
+            command = [str(root / "usr/bin/docker-registry"), "serve", str(settings)]
             self._process = subprocess.Popen(command, env=os.environ, stdout=output, stderr=output)
         deadline = time.monotonic() + START_SECONDS
         while self._process.poll() is None and time.monotonic() < deadline:
