@@ -28,7 +28,7 @@ def train():
     Path(os.environ["MUSTER_RESULTS"], os.uname().nodename).touch()
     return [os.getuid(), os.getgid(), os.uname().nodename, total]
 
-options = dict(platform="containers", memory=2, timeout_seconds=120)
+options = dict(platform="containers", memory=2, timeout_seconds=120, image=sys.argv[2] if sys.argv[2:] else None)
 run = muster.run_cluster(2, strategy=sys.argv[1], worker_script=train, **options).cluster
 plan = json.loads((run.run_dir / "plan.json").read_text())
 print(json.dumps([run.result.values, str(run.run_dir), plan]))
