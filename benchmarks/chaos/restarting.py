@@ -72,12 +72,14 @@ def told_at_once(family: str, fault: Fault) -> bool:
     return family in ("exception", "exit", "hang", "memory", "stop") or fault.verdict.facts.get("signal") in CRASHES
 
 
-def reason_for(fault: Fault) -> str:
-    """Return words that the reason for another attempt must contain after a fault; reasons are text only."""
+def reasons_for(fault: Fault) -> tuple[str, ...]:
+    """Return words of which the reason for another attempt must contain some after a fault; reasons are text only."""
     facts = fault.verdict.facts
+    if not facts:  # a launcher that ends its ranks before it ends itself: either may be told first
+        return "itself failed", "The launcher dropped"
     if facts["kind"] == "launcher":
-        return "itself failed"
-    return signal_name(facts["signal"]) if facts["kind"] == "signal" else str(facts.get("message", "was lost"))
+        return ("itself failed",)
+    return (signal_name(facts["signal"]) if facts["kind"] == "signal" else str(facts.get("message", "was lost")),)
 
 
 class Attempts(Stage):
@@ -190,7 +192,7 @@ def what_is_wrong(case: Case, stage: Attempts, error: MusterError | None, learnt
     if len(stage.begun) != len(case.faults):
         return f"There were {len(stage.begun)} further attempts, for {len(case.faults)} faults: {stage.begun}."
     for fault, reason in zip(case.faults, stage.begun, strict=True):
-        if reason_for(fault) not in reason:
+        if not any(words in reason for words in reasons_for(fault)):
             return f"An attempt was ended by something else than {fault}: {reason}"
     if learnt != uninterrupted(case.shape):
         return "The weights are not those of a training that nothing interrupts."

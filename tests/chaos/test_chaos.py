@@ -161,6 +161,18 @@ def test_any_worker_that_is_killed_costs_nothing_that_was_learnt(strategy: str, 
     assert not found.left
 
 
+def test_it_is_known_in_which_words_a_run_tells_each_fault_that_it_is_tried_again_after() -> None:
+    cases = [restarting.make(1, number, restarting.FAMILIES, shapes.MPI) for number in range(500)]
+    known = {
+        words
+        for case in cases
+        for fault in case.faults
+        if not restarting.told_at_once(case.family, fault)
+        for words in restarting.reasons_for(fault)
+    }
+    assert {"was lost", "itself failed", "The launcher dropped"} < known
+
+
 def test_every_signal_is_drawn_that_ends_a_process_and_those_that_end_none_of_muster_are_told_apart() -> None:
     fatal = {*map(faults.number_of, faults.FATAL), *faults.REAL_TIME}
     mild = {*map(faults.number_of, faults.MILD)}

@@ -202,8 +202,8 @@ def further_than(steps: int, run: Run, number: int) -> int:
 @pytest.mark.parametrize(
     ("script", "victims"),
     [
-        (COORDINATOR, ["agent worker-1", "chief-0", "agent ps-0", "agent chief-0"]),
-        (TASK, ["worker-0", "agent worker-1", "ps-0", "agent worker-0"]),
+        (COORDINATOR, ["agent worker-1", "chief-0", "agent ps-0"]),
+        (TASK, ["worker-0", "agent ps-0"]),
     ],
     ids=["coordinator", "tasks"],
 )
@@ -228,13 +228,16 @@ def test_all_start_again_without_any_other_role_or_a_whole_worker(here: Path, sc
     trains = "chief-0" if script == COORDINATOR else "worker-0"
     log = cluster.logs(trains)
     resumed = [int(steps) for steps in re.findall(r"attempt \d goes on after (\d+) steps", log)]
-    assert resumed[0] == 0 < resumed[1] < resumed[2] < resumed[3] < resumed[4]
+    assert len(resumed) == len(attempts)
+    assert resumed[0] == 0
+    assert resumed == sorted(set(resumed)), "each attempt goes on further than the one before"
     assert float(log.rpartition("weight ")[2].split()[0]) == pytest.approx(3, abs=0.3)
     lost = sum(attempt.lost or 0.0 for attempt in attempts)
     assert lost > 0
     assert cluster.result.timings["lost"] == pytest.approx(lost, abs=0.1)
 
 
+@pytest.mark.elsewhere  # only because it takes long
 def test_a_killed_task_is_started_again_and_the_first_goes_on(here: Path) -> None:
     (here / "train.py").write_text(TASK)
     trained("worker-1")

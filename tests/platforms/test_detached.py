@@ -52,7 +52,7 @@ def begun_by_a_session_that_is_killed(
     said: str = "trains on", workers: Sequence[str] = ("worker-0", "worker-1"), **options: Any
 ) -> Run:
     """Begin a detached run in a session, and kill that; the run, of which these workers have said that they train."""
-    command = [sys.executable, "-c", PROGRAM, json.dumps(options)]
+    command = [sys.executable, "-c", PROGRAM, json.dumps(options, default=str)]
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as session:
         try:
             assert session.stdout is not None

@@ -79,12 +79,11 @@ WITH_TENSORFLOW: dict[str, Any] = {"memory": 1.5, "timeout_seconds": 240, "run_t
 
 
 @pytest.mark.elsewhere
-@pytest.mark.parametrize("launcher", ["horovodrun", "agents"])
 def test_horovods_ranks_on_hosts_go_on_with_the_worker_that_replaces_a_lost_one(
-    hosts_with_tensorflow: Network, folder: Path, launcher: str
+    hosts_with_tensorflow: Network, folder: Path
 ) -> None:
     where: dict[str, Any] = {"platform": "hosts", "hosts": ["h1:1", "h2:1"], "lease_seconds": 3}
-    recovers(take_away, strategy="horovod", launcher=launcher, **where, **WITH_TENSORFLOW)
+    recovers(take_away, strategy="horovod", launcher="horovodrun", **where, **WITH_TENSORFLOW)
 
 
 @pytest.mark.elsewhere
@@ -94,7 +93,7 @@ def test_horovods_ranks_in_containers_go_on_with_the_container_that_replaces_a_k
     def kill(running: muster.Cluster) -> None:
         engine.run("kill", next(name for name in engine.containers() if name.endswith("worker-1")))
 
-    recovers(kill, strategy="horovod", platform="containers", **WITH_TENSORFLOW)
+    recovers(kill, strategy="horovod", launcher="agents", platform="containers", **WITH_TENSORFLOW)
     eventually(lambda: engine.left_behind() == [], "nothing is left", timeout=30)
 
 
@@ -166,6 +165,7 @@ def test_a_task_of_slurms_that_is_told_to_end_is_replaced(slurm: Engine, folder:
     recovers(take_away, platform="slurm", nodes="2", env={"KEPT": str(folder.parent)}, **options)
 
 
+@pytest.mark.elsewhere  # only because it waits long
 def test_a_run_on_slurm_goes_on_without_the_task_whose_node_is_drained(slurm: Engine, folder: Path) -> None:
     """The job for the replacement waits in the queue, as the other node has no core left for it."""
 
