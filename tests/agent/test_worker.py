@@ -273,7 +273,8 @@ def test_the_folder_of_another_agent_is_never_taken(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(unpacking, "LONGEST", 500)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    with unpacking.unpacked(packed_agent(), "own-") as one, unpacking.unpacked(packed_agent(), "own-") as other:
+    packed = packed_agent()
+    with unpacking.unpacked(packed, "own-", True) as one, unpacking.unpacked(packed, "own-", True) as other:
         assert one != other
         assert {stat.S_IMODE(os.stat(folder).st_mode) for folder in (one, other)} == {0o700}
     assert not [*tmp_path.iterdir()]

@@ -21,9 +21,7 @@ def become_worker(unpacked: "ContextManager[str]", config: str) -> None:
         config: path of the agent's config.
     """
     with unpacked as folder:
-        from agent.package import program  # type: ignore[import-not-found]
-
-        agent = subprocess.Popen([sys.executable, "-I", "-S", program(), "worker", config])
+        agent = subprocess.Popen([sys.executable, "-I", "-S", folder + "/agent/__main__.py", "worker", config])
         with contextlib.suppress(ValueError):  # a container that does not run this in its main thread
             signal.signal(signal.SIGTERM, lambda *_: agent.terminate())  # the agent ends its processes first
         from agent.removal import begin_to_remove_unused  # type: ignore[import-not-found]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DIAL_AGAIN_SECONDS = 1.0  # between two attempts to dial the session
 
 
-def main(secrets: str, home: str, make_importable: "Callable[[bytes, str], None]") -> None:
+def main(secrets: str, home: str, make_importable: "Callable[[bytes, str], object]") -> None:
     """Run the agent until it ends, and exit with its status.
 
     Args:

@@ -20,7 +20,7 @@ PACKED = "agent"  # file with the agent's package in a submission's folder
 
 
 def become_worker(
-    unpacked: "Callable[[bytes, str], ContextManager[str]]", prefix: str, folder: str, session: str
+    unpacked: "Callable[[bytes, str, bool], ContextManager[str]]", prefix: str, folder: str, session: str
 ) -> None:
     """Run the agent of this task until it ends, and exit with status 1 if it failed, otherwise 0.
 
@@ -36,7 +36,7 @@ def become_worker(
     signal.signal(signal.SIGTERM, lambda *_: early.append(True))  # before this process's id is reported
     with open(os.path.join(folder, PACKED), "rb") as file:
         packed = file.read()
-    with unpacked(packed, prefix) as package:
+    with unpacked(packed, prefix, False) as package:
         address = address_towards(session)
         node, step = os.environ.get("SLURMD_NODENAME", ""), os.environ.get("SLURM_STEP_ID", "")
         tell(path, node=node, step=step, address=address, pid=os.getpid(), at=time.time())

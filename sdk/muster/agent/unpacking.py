@@ -95,21 +95,24 @@ class Package:
             os.rename(made, self._folder)
 
 
-def make_importable(packed: bytes, folder: str) -> None:
-    """Have the agent's package imported from memory; the arguments are those of ``Package``."""
-    sys.meta_path.insert(0, Package(packed, folder))
+def make_importable(packed: bytes, folder: str) -> Package:
+    """Have the agent's package imported from memory, and return it; the arguments are those of ``Package``."""
+    package = Package(packed, folder)
+    sys.meta_path.insert(0, package)
+    return package
 
 
 @contextlib.contextmanager
-def unpacked(packed: bytes, prefix: str) -> "Iterator[str]":
+def unpacked(packed: bytes, prefix: str, in_files: bool) -> "Iterator[str]":
     """Make the agent's package importable, and provide a folder for it, mode 0700; remove that at the end.
 
     Args:
         packed: the package, as the session has packed it.
         prefix: the beginning of the folder's name.
+        in_files: whether to write it into files at once.
 
     Raises:
-        SystemExit: the folder cannot be made.
+        SystemExit: the folder cannot be made, or its files.
     """
     around = _temporary_folder()
     # The folder around it may be shared with other machines, whose locks not every file system shows; so the names of
@@ -120,7 +123,12 @@ def unpacked(packed: bytes, prefix: str) -> "Iterator[str]":
     except OSError as error:
         sys.exit(TROUBLE.format(around, error.strerror or error))
     try:
-        make_importable(packed, folder)
+        package = make_importable(packed, folder)
+        if in_files:
+            try:
+                package.write()
+            except OSError as error:
+                sys.exit(TROUBLE.format(around, error.strerror or error))
         yield folder
     finally:
         from agent.removal import remove_folder  # type: ignore[import-not-found]

@@ -67,7 +67,7 @@ def program(bootstrap: str, *arguments: str) -> str:
     """
     text = base64.b64encode(packed_agent()).decode()
     lines = "".join(f"{text[start : start + LINE]}\n" for start in range(0, len(text), LINE))
-    package = f"unpacked(base64.b64decode('''\n{lines}'''), {UNPACKED!r})"
+    package = f"unpacked(base64.b64decode('''\n{lines}'''), {UNPACKED!r}, True)"
     call = f"become_worker({', '.join([package, *map(repr, arguments)])})\n"
     return with_unpacking(bootstrap, f"import base64\n\n{call}")
 
