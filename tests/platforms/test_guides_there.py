@@ -22,6 +22,7 @@ from typing import Any
 
 import muster
 import pytest
+from muster.platforms.containers.engine import connect
 from muster.records import scratch
 
 from tests.platforms import slurm_engine, slurm_login
@@ -38,20 +39,28 @@ pytestmark = [pytest.mark.elsewhere, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SCRIPT = "import os\nprint('rank', os.environ.get('HOROVOD_RANK', os.environ.get('RANK')), 'on', os.uname().nodename)\n"
 LEFT_OUT = {
-    "muster trust": "for hosts that are not logged in to by a key yet; tests/trust has such",
+    "muster trust": "asks for passwords, and writes to the developer's own ~/.ssh; tests/trust runs it",
     "ssh lab1": "downloads TensorFlow; the hosts of the tests have the session's interpreter at the same path",
-    "apt-get install": "the engine of the tests is here already",
-    "podman system service": "as above",
+    "apt-get install": "installs on this machine; the engine of the tests is here already",
     "make image": "downloads TensorFlow; make worker-image runs it on another base",
-    "cp -r": "its digits are for the script of the next line",
-    "muster run -p containers --image": "trains for long on what was left out; test_worker_image.py does so",
-    "docker run": "waits for somebody at a terminal; test_containers.py has a session in a container",
     "salloc": "waits for somebody at a terminal; the job before it does the same",
     "srun --overlap": "as above",
     "muster run -p slurm -s horovod -n 2 --nodes 2 --cpu 8": "as above, within that job",
     "import signal": "part of somebody's training loop",
     "muster plan --submission": "names no script; test_kubernetes.py gives what it prints to kubectl",
 }
+USUAL_SOCKET = Path("/run/podman/podman.sock")
+REPOSITORY = Path(__file__).parents[2]
+# In the place of a notebook that somebody starts in a container: it asks the engine, by the socket that was mounted.
+IN_CONTAINER = b"""
+import http.client, socket
+link = http.client.HTTPConnection("engine")
+link.sock = socket.socket(socket.AF_UNIX)
+link.sock.connect("/var/run/docker.sock")
+link.request("GET", "/_ping")
+print("reached", "podman" if link.getresponse().getheader("Libpod-API-Version") else "docker")
+"""
+COMMAND = 'CMD ["python3", "/session.py"]'
 ONE_GPU = "echo 'GPU 0: none (UUID: GPU-0)'"  # what nvidia-smi says to workers that have one
 ORPHAN = """
 import json, os, signal, sys; from tests.support import Run, shell; from pathlib import Path
@@ -68,10 +77,12 @@ class Reader:
 
     Attributes:
         said: what each command has printed, by the command.
+        background: the processes that the guide starts in the background.
     """
 
     def __init__(self, folder: Path, programs: dict[str, list[str]]) -> None:
         self.said: dict[str, str] = {}
+        self.background: list[subprocess.Popen[bytes]] = []
         (folder / "train.py").write_text(SCRIPT)
         (folder / "bin").mkdir()
         for name, command in {"muster": [sys.executable, "-m", "muster"], **programs}.items():
@@ -105,7 +116,10 @@ class Reader:
                 self._run(line)
 
     def _run(self, command: str) -> None:
-        if not is_left_out(command):
+        if command.endswith("&"):
+            started = ["sh", "-c", f"exec {command.rstrip(' &')}"]
+            self.background.append(subprocess.Popen(started, env=self._environment, stderr=subprocess.DEVNULL))
+        elif not is_left_out(command):
             wanted = command.replace("sbatch ", "sbatch --wait ", 1) if command.startswith("sbatch ") else command
             done = subprocess.run(wanted, shell=True, env=self._environment, capture_output=True, text=True)
             self.said[command] = done.stdout
@@ -164,8 +178,16 @@ def podman_with_training() -> Iterator[Podman]:
         pytest.skip(why_not())
     podman = Podman(images=built("podman"))
     podman.add_layer("localhost/muster-worker", "mine", b"", "localhost/my/training:1")
+    podman.add_layer(podman.add_python(), "session.py", IN_CONTAINER, "localhost/my/notebook:1", COMMAND)
     yield podman
     podman.remove()
+
+
+def keep_digits(scripts: Path) -> None:
+    """Have the digits of scikit-learn in ``~/.cache``, as a run of the script on this machine does."""
+    changes = {"PYTHONPATH": str(scripts), "KERAS_HOME": str(scripts), "XDG_CACHE_HOME": ""}
+    command = [sys.executable, "-c", "import mnist_data; mnist_data.load()"]
+    subprocess.run(command, env=environment(**changes), check=True, stdout=subprocess.DEVNULL)
 
 
 def test_that_of_containers(podman_with_training: Podman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,17 +198,34 @@ def test_that_of_containers(podman_with_training: Podman, tmp_path: Path, monkey
     for name, value in podman.environment.items():
         if name.startswith("CONTAINERS_"):
             monkeypatch.setenv(name, value)
-    reader = Reader(tmp_path, {"docker": ["env", "--unset=CONTAINER_HOST", *podman.command()]})
-    reader.follow(guide("containers.md"))
+    if USUAL_SOCKET.parent.exists():
+        pytest.skip("this machine has a Podman of its own")
+    shutil.copytree(REPOSITORY / "worker_scripts", tmp_path / "worker_scripts")
+    keep_digits(tmp_path / "worker_scripts")
+    as_podman = ["env", "--unset=CONTAINER_HOST", shutil.which("podman") or "podman", *podman.command()[1:]]
+    reader = Reader(tmp_path, {"docker": as_podman, "podman": as_podman})
+    try:
+        reader.follow(guide("containers.md"), **{"-v /var/run/docker.sock:": f"-v {podman.folder}/podman.sock:"})
+        assert connect(f"unix://{USUAL_SOCKET}").product == "Podman"
+    finally:
+        for process in reader.background:
+            process.terminate()
+            process.wait()
+        shutil.rmtree(USUAL_SOCKET.parent, ignore_errors=True)
     ranks = [f"rank {rank} on worker-{rank}" for rank in range(4)]
     workers = [f"worker-{index} in worker-{index}" for index in range(2)]  # by the script that the page has
-    assert lines_of_runs() == [ranks[:2], ranks, workers, workers]
+    runs = lines_of_runs()
+    assert [*runs[:3], runs[4]] == [ranks[:2], ranks, workers, workers]
+    assert "test_accuracy" in muster.list_runs()[1].metrics
+    (said,) = (said for command, said in reader.said.items() if command.startswith("docker run"))
+    assert said.split() == ["reached", "podman"]
     (logs,) = (said for command, said in reader.said.items() if command.startswith("muster logs"))
     assert logs == f"{workers[1]}\n"
     (plan,) = (said for command, said in reader.said.items() if command.startswith("muster plan"))
     assert f"unix://{podman.folder}" in plan
     (cleaned,) = (said for command, said in reader.said.items() if command.startswith("muster clean"))
     assert cleaned.startswith("localhost/muster-tiny-")
+    podman.run("rm", "--all")  # the notebook's
     podman.run("network", "rm", "training")
     eventually(lambda: podman.left_behind() == [], "nothing is left on the engine", timeout=30)
 
