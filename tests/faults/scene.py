@@ -4,7 +4,8 @@ A run may live in this process (:meth:`Scene.start`) or in a notebook, a process
 Both ways its journal tells where everything is.
 
 Workers are on this machine; with ``make elsewhere`` those of tests marked ``anywhere`` are on hosts and in containers of
-Podman's as well, and of Docker's where an engine's own word for what has ended counts. Their processes are this machine's, too, under other ids.
+Podman's as well, and, where an engine's own word for what has ended counts, of Docker's. Their processes are this
+machine's, too, under other ids.
 """
 
 from __future__ import annotations
