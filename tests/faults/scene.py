@@ -3,8 +3,8 @@
 A run may live in this process (:meth:`Scene.start`) or in a notebook, a process of its own (:meth:`Scene.notebook`).
 Both ways its journal tells where everything is.
 
-Workers are on this machine; with ``make elsewhere`` those of tests marked ``anywhere`` are on hosts and in containers of
-Podman's as well, and, where an engine's own word for what has ended counts, of Docker's. Their processes are this
+Workers are on this machine; with ``make elsewhere`` those of tests marked ``anywhere`` are on hosts and in containers
+of Podman's as well, and, where an engine's own word for an end counts, of Docker's. Their processes are this
 machine's, too, under other ids.
 """
 
