@@ -4,7 +4,8 @@ A run may live in this process (:meth:`Scene.start`) or in a notebook, a process
 Both ways its journal tells where everything is.
 
 Workers are on this machine; with ``make elsewhere`` those of tests marked ``anywhere`` are on hosts and in containers
-as well. Their processes are this machine's, too, under other ids.
+of Podman's as well, and, where an engine's own word for an end counts, of Docker's. Their processes are this
+machine's, too, under other ids.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from muster.records import lookup, runs
 from muster.run.cluster import Cluster
 from muster.runtime.background import background_loop
 
-from tests.engines import HOSTS_AND_CONTAINERS
+from tests.engines import HOSTS_AND_CONTAINERS, SHARING_NOTHING
 from tests.plain import Plain
 from tests.support import command_line, environment, eventually, is_gone
 
@@ -44,6 +45,7 @@ MPI_DAEMONS = ("orted", "hydra_pmi_proxy")
 POOL = "between two runs of a pool"
 HERE = ["here", pytest.param(POOL, marks=pytest.mark.elsewhere)]
 anywhere = pytest.mark.parametrize("scene", [*HERE, *HOSTS_AND_CONTAINERS], indirect=True)
+anywhere_and_on_docker = pytest.mark.parametrize("scene", [*HERE, *SHARING_NOTHING], indirect=True)
 # Fails where it finds files of another run, or what that has changed in its processes.
 LOOKS = """
 import numpy
@@ -161,11 +163,9 @@ class Scene:
             # In the journal once an agent has said hello; before that it is the child of the session that it guards.
             return self._child_of(self.pid("session"), "agent/__main__.py guard")
         if kind == "launcher":
-            # In the session, or on the first worker: all of it elsewhere, and what serves ranks that agents start.
-            parents = (self.pid("session"), *([self.pid("agent worker-0")] if self.events("worker_ready") else []))
-            return self._child_of(parents, "/horovod_")
+            return self._child_of(self._launchers_parents(), "/horovod_")
         if kind == "mpiexec":
-            return self._child_of(self.pid("session"), "lib/mpi_rank.py")
+            return self._child_of(self._launchers_parents(), "/mpiexec")
         if kind == "rank":
             return self._pid_here(self._first("process_started", rank=int(which)))
         if kind == "process":
@@ -177,6 +177,10 @@ class Scene:
             return next(pid for pid in below if Path(command_line(pid).split()[0]).name in MPI_DAEMONS)
         assert kind == "sshd", part
         return self._child_of(self.pid(f"agent {which}"), "sshd_config")
+
+    def _launchers_parents(self) -> tuple[int, ...]:
+        """The session, and the first worker's agent: all launchers start there elsewhere, here what serves ranks."""
+        return (self.pid("session"), *([self.pid("agent worker-0")] if self.events("worker_ready") else []))
 
     def agents(self) -> list[int]:
         """All agents, also of workers that have not said hello."""

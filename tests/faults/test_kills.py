@@ -13,7 +13,7 @@ from muster.errors import LauncherFailed, MusterError, RunFailed, WorkerKilled, 
 from muster.run.cluster import Cluster
 from muster.strategies.processes import Processes
 
-from tests.faults.scene import PROMPT, Scene, anywhere
+from tests.faults.scene import PROMPT, Scene, anywhere_and_on_docker
 from tests.support import SENDER, eventually, is_gone
 
 
@@ -34,7 +34,7 @@ def assert_recorded(scene: Scene, error: MusterError) -> None:
     assert all("ready" in recorded.logs(worker) for worker in recorded.workers)
 
 
-@anywhere
+@anywhere_and_on_docker
 @pytest.mark.parametrize(
     ("victim", "error", "words"),
     [
@@ -61,7 +61,7 @@ def test_a_process_of_a_worker_is_killed(scene: Scene, victim: str, error: type[
     assert_recorded(scene, failure)
 
 
-@anywhere
+@anywhere_and_on_docker
 def test_a_worker_whose_process_and_agent_are_told_to_end_was_preempted(scene: Scene) -> None:
     cluster = scene.start()
     scene.wait_for_phase("training")
@@ -107,7 +107,7 @@ def test_one_that_fails_as_its_connection_to_the_victim_breaks_is_not_blamed(
     scene.assert_nothing_left()
 
 
-@anywhere
+@anywhere_and_on_docker
 def test_a_worker_is_lost_also_when_one_of_its_ranks_has_succeeded(scene: Scene) -> None:
     one_returns = """
         import os, time
@@ -122,7 +122,7 @@ def test_a_worker_is_lost_also_when_one_of_its_ranks_has_succeeded(scene: Scene)
     scene.assert_nothing_left()
 
 
-@anywhere
+@anywhere_and_on_docker
 @pytest.mark.parametrize(
     ("victim", "error", "worker"),
     [

@@ -11,7 +11,7 @@ import pytest
 from muster.errors import LauncherFailed, RunFailed, RunTimeout, WorkerKilled, WorkerLost
 from muster.run.cluster import Cluster
 
-from tests.faults.scene import PROMPT, Scene
+from tests.faults.scene import PROMPT, Scene, anywhere
 from tests.mpi.conftest import Installed
 
 pytestmark = pytest.mark.slow
@@ -26,6 +26,7 @@ def training(scene: Scene, mpi: Installed, **options: Any) -> Cluster:
     return cluster
 
 
+@anywhere
 @pytest.mark.parametrize(
     ("victim", "error", "words"),
     [

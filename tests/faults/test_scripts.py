@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from muster.errors import RunFailed, RunStalled, RunTimeout, ScriptError, ScriptFailed, WorkerKilled, WorkerOutOfMemory
 
-from tests.faults.scene import PROMPT, SLEEP, Scene, anywhere
+from tests.faults.scene import PROMPT, SLEEP, Scene, anywhere, anywhere_and_on_docker
 
 ONLY_ONE = "import os, sys, time\nif os.environ['MUSTER_WORKER'] != 'worker-1': time.sleep(600)\n"
 
@@ -132,7 +132,7 @@ def test_a_script_that_somebody_ends_is_named_with_the_signal(scene: Scene) -> N
     assert scene.noticed_after(ended) < PROMPT
 
 
-@anywhere
+@anywhere_and_on_docker
 def test_too_much_memory_is_named_as_such(scene: Scene) -> None:
     with pytest.raises(WorkerOutOfMemory, match=r"worker-1 used 0\.\d+ GB of memory and was given 0\.1 GB") as raised:
         scene.run(ONLY_ONE + "kept = bytearray(os.urandom(1 << 20) * 300); time.sleep(600)", memory=0.1)

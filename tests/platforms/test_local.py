@@ -129,12 +129,11 @@ def test_a_guard_that_was_stopped_goes_on_when_it_is_needed(platform: LocalPlatf
 
 
 def test_a_guard_that_is_slow_is_not_said_to_be_gone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard_process, "REPLY_TIMEOUT", 0.5)
-    monkeypatch.setattr(guard_process, "CLOSE_TIMEOUT", 0.5)
     platform = LocalPlatform()
     handles = platform.submit([run.spec(process=shell("sleep 600"))], "run")
     assert platform.guard_pid is not None
     with monkeypatch.context() as patched:
+        patched.setattr(guard_process, "REPLY_TIMEOUT", 0.5)  # of these questions alone: a launch may take longer
         patched.setattr(children, "send_signal", lambda child, number: None)  # nobody lets it go on
         os.kill(platform.guard_pid, signal.SIGSTOP)
         for _ in range(2):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from muster.agent import frames, wire
 from muster.errors import JobError, PlatformError, WorkerLost, WorkerPreempted, WorkersMissing
-from muster.job import Limits
+from muster.job import Limits, Status
 from muster.pools import connection, endpoint
 from muster.pools.endpoint import Endpoint
 from muster.pools.listener import HELLO_SECONDS
@@ -155,6 +155,18 @@ def test_nobody_waits_for_a_lease_once_another_worker_has_failed() -> None:
         scene.at(3.5, scene.workers["worker-0"].raise_exception, "ConnectionResetError", "by peer", rank=0)
         outcome = scene.play()
     assert outcome.seconds < 8
+
+
+def test_nobody_waits_for_a_better_reason_than_the_platform_has_told() -> None:
+    platform = leased()
+    platform.explain_seconds = 3.0
+    with Scene(platform=platform) as scene:
+        scene.at(3, platform.end, "worker-1", Status.FAILED, "Its agent was ended by SIGKILL.")
+        scene.at(3, scene.workers["worker-1"].cut)
+        outcome = scene.play()
+    assert isinstance(outcome.error, WorkerLost)
+    assert "SIGKILL" in str(outcome.error)
+    assert outcome.seconds < 5
 
 
 def test_nobody_waits_for_the_lease_of_a_worker_that_was_to_be_taken_away() -> None:

@@ -43,7 +43,6 @@ class GuardProcess:
         self._decoder = frames.Decoder(limit=None)
         self._is_silent = False
         self._socket, theirs = socket.socketpair()
-        self._socket.settimeout(REPLY_TIMEOUT)
         with theirs:
             self._process = self._start(theirs.fileno())
         close_in_children(self._socket)
@@ -125,6 +124,7 @@ class GuardProcess:
         with self._lock:
             try:
                 if not self._is_silent:
+                    self._socket.settimeout(REPLY_TIMEOUT)
                     self._socket.sendall(frames.encode(request, **fields))
                     return self._receive()
             except TimeoutError:

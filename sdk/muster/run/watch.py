@@ -124,9 +124,10 @@ class PlatformWatch:
             # Others that fail meanwhile may fail because of it, and one that was to be taken away hardly comes back:
             # then its lease is not waited for.
             is_gone = bool(self._state.failures) or worker in self._state.preempted
-            if is_gone and clock.now() - since > self._platform.explain_seconds:
+            is_known = worker in known
+            if is_gone and (is_known or clock.now() - since > self._platform.explain_seconds):
                 del self._cut[worker]
-                if worker not in known:
+                if not is_known:
                     self._state.lost(worker, self._with_trouble(NOT_BACK))
                 self._state.changed.set()
 
