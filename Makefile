@@ -7,10 +7,10 @@
 PYTHON ?= python3
 # Relative, since the folder's own path may hold a space.
 RUN := .venv/bin/python -m
-# Three at once, also on two cores: tests of engines mostly wait. A tests' process that hangs is ended and its test is run
-# once more; a whole run that hangs is interrupted, so that it still names what failed.
+# Four at once, also on two cores: tests of engines mostly wait, and there are four of those. A tests' process that
+# hangs is ended and its test is run once more; a whole run that hangs is interrupted, so that it still names what failed.
 TESTS := timeout --foreground --signal=INT --kill-after=2m 45m \
-	$(RUN) pytest -n 3 --max-worker-restart=1 -o faulthandler_exit_on_timeout=true
+	$(RUN) pytest -n 4 --max-worker-restart=1 -o faulthandler_exit_on_timeout=true
 # Images of containers often set it, and uv compiles nothing: each process would then compile all of TensorFlow anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -30,14 +30,9 @@ test:  ## run every test
 	@$(PYTHON) scripts/setup.py --tests
 	$(TESTS) $(ARGS)
 
-# Tests that leave open what starts Horovod's ranks, which is horovodrun then.
-HOROVOD_TESTS := $(addprefix tests/, checkup/test_horovod.py cluster/test_restarts.py cluster/test_worker_pool.py \
-	faults/test_real_training.py faults/test_sessions.py faults/test_surroundings.py training/test_horovod.py \
-	training/test_same_examples.py workbench/test_clusters.py)
-
 horovod-by-agents:  ## run Horovod's tests with agents in place of horovodrun as well
 	@$(PYTHON) scripts/setup.py --tests
-	$(TESTS) --horovod-by-agents $(HOROVOD_TESTS) $(ARGS)
+	$(TESTS) --horovod-by-agents -m "horovod and not elsewhere" $(ARGS)
 
 elsewhere:  ## run the strategies' tests on hosts, in containers, on Slurm and on Kubernetes as well
 	@$(PYTHON) scripts/setup.py --tests

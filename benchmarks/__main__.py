@@ -38,6 +38,7 @@ NAMES = (
     "slurm_ready",
     "slurm_load",
     "thousand_agents",
+    "relayed_agents",
     "dashboard_cost",
     *OF_NETWORKS,
     "hostile",

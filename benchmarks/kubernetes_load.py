@@ -1,7 +1,7 @@
 """Measure the load that a session puts on a cluster's API while a run lives, with 10, 100 and 1,000 workers.
 
 With 10 workers everything is real: pods on the tests' Kubernetes of one node. With more, the agents are simulated
-(``thousand_agents.py``), and a stand-in for the cluster's API keeps the pods that are made and says that they run; the
+(``simulated_agents.py``), and a stand-in for the cluster's API keeps the pods that are made and says that they run; the
 session is a real one, with a cluster's journal. Each request is counted: those of the launch until all workers are
 connected, and from then on those of a minute.
 """
@@ -26,7 +26,7 @@ from muster.run.cluster import Cluster
 from benchmarks.idle import Idle
 from benchmarks.kubernetes_ready import platform_in
 from benchmarks.measuring import Figure, Target, Unavailable, fresh, main, private_home
-from benchmarks.thousand_agents import PROGRESS, send_specs, simulated_agents
+from benchmarks.simulated_agents import PROGRESS, send_specs, simulated_agents
 from tests.platforms.kubernetes.cluster import own_cluster, why_none
 from tests.platforms.kubernetes.fake_server import fake_cluster, fake_kubeconfig
 from tests.platforms.kubernetes.space import this_machine

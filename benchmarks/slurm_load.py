@@ -1,7 +1,7 @@
 """Measure the load that a session puts on Slurm while a run lives, with 10, 100 and 1,000 workers.
 
 With 10 workers everything is real: tasks on the tests' Slurm of two nodes. With more, the agents are simulated
-(``thousand_agents.py``), and stand-ins that only answer take the place of Slurm's commands; the session is a real one,
+(``simulated_agents.py``), and stand-ins that only answer take the place of Slurm's commands; the session is a real one,
 with a cluster's journal. Each command that is run is counted, from the moment when all workers are connected.
 """
 
@@ -24,7 +24,7 @@ from muster.security.ssh import write_private
 
 from benchmarks.idle import Idle
 from benchmarks.measuring import Figure, Target, Unavailable, fresh, main, private_home
-from benchmarks.thousand_agents import PROGRESS, send_specs, simulated_agents
+from benchmarks.simulated_agents import PROGRESS, send_specs, simulated_agents
 from tests.platforms.slurm_engine import Engine, fetch, why_not
 from tests.platforms.slurm_stand_in import StandIn
 

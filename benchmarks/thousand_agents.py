@@ -14,37 +14,32 @@ import asyncio
 import contextlib
 import functools
 import json
-import multiprocessing
-import random
 import ssl
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import psutil
-from muster.agent import frames, wire
+from muster.agent import frames
 from muster.errors import RunFailed
 from muster.events import Event
-from muster.job import Job, SessionAddress, Status, Worker, WorkerSpec
-from muster.platforms.base import Platform
+from muster.job import Job, SessionAddress
 from muster.pools.endpoint import REPORTS_PER_SECOND
 from muster.run.cluster import Cluster
 from muster.security.certificates import make_certificate
 
 from benchmarks.idle import Idle
 from benchmarks.measuring import Figure, Target, by_turns, fresh, main, private_home
+from benchmarks.relays import expect_relays
+from benchmarks.simulated_agents import EVERYTHING, PROGRESS, Simulated, fail, send_specs, simulated_agents
 
-PROCESSES = 3  # processes that the simulated agents share
 SETTLE_SECONDS = 1.0  # time until every agent has reported once
 START_SECONDS = 600.0
-AT_ONCE = 100  # agents of one process that connect at the same time
 LIMIT = 10  # percent of one core
 STATUS = 3  # exit status of the rank that fails
-PROGRESS = ("progress",)
-EVERYTHING = ("progress", "usage", "output")
+TOLD_SECONDS = 1.0  # from a failure until the session says whose it is
 
 
 def measure(quick: bool) -> list[Figure]:
@@ -98,22 +93,32 @@ def measure_many(workers: int, seconds: float) -> list[Figure]:
     ]
 
 
-def muster(workers: int, seconds: float, reports: Sequence[str]) -> dict[str, float]:
-    """Return the figures of a session with a cluster as users start it; at the end one of its workers fails."""
+def muster(workers: int, seconds: float, reports: Sequence[str], relays: int = 0) -> dict[str, float]:
+    """Return the figures of a session with a cluster as users start it; at the end one of its workers fails.
+
+    Args:
+        workers: number of workers.
+        seconds: how long their reports are measured.
+        reports: what they report.
+        relays: how many connections the agents share; 0: each has its own.
+    """
     entered: dict[str, float] = {}
     taken = 0
     told = 0.0
+    failing = f"worker-{workers // 2}"
 
     def observe(event: Event) -> None:
         nonlocal taken, told
         if event.kind == "run_phase":
             entered.setdefault(event.data["phase"], event.time)
         taken += event.kind == "progress"
-        if event.kind == "process_exited" and event.data["exit_code"] == STATUS:
+        if event.kind == "process_exited" and (event.worker, event.data["exit_code"]) == (failing, STATUS):
             told = time.time()
 
-    with simulated_agents(workers, reports) as channels:
-        memory = resident()
+    if relays:
+        expect_relays(workers)
+    with simulated_agents(workers, reports, relays) as channels:
+        memory, cpu = resident(), time.process_time()
         started = time.time()
         cluster = Cluster(
             Job(None, workers),
@@ -123,14 +128,23 @@ def muster(workers: int, seconds: float, reports: Sequence[str]) -> dict[str, fl
             timeout_seconds=START_SECONDS,
         )
         with contextlib.suppress(RunFailed), cluster:
-            cpu = share_of_core(workers, seconds, lambda: taken)
-            figures = {"ready": entered["starting"] - started, "cpu": cpu, "memory": resident() - memory}
-            failed = time.time()
-            channels[0].send(STATUS)
-            cluster.wait()
-        figures["told"] = told - failed
-        figures["stopped"] = max(channel.recv() for channel in channels) - failed
-        return figures
+            figures = {"ready": entered["starting"] - started, "started": time.process_time() - cpu}
+            figures["cpu"] = share_of_core(workers, seconds, lambda: taken)
+            figures["memory"] = resident() - memory
+            fail(channels, workers // 2, STATUS)
+            try:
+                cluster.wait()
+            except RunFailed as error:
+                raised, named = time.time(), error.worker
+        seen = [channel.recv() for channel in channels]
+    failed = max(one.failed_at for one in seen)
+    assert named == failing
+    assert sum(one.stopped for one in seen) == workers - 1
+    return figures | {
+        "told": told - failed,
+        "stopped": max(one.stopped_at for one in seen) - failed,
+        "raised": raised - failed,
+    }
 
 
 def bare(workers: int, seconds: float, reports: Sequence[str]) -> dict[str, float]:
@@ -152,7 +166,7 @@ def bare(workers: int, seconds: float, reports: Sequence[str]) -> dict[str, floa
 
     with simulated_agents(workers, reports) as channels:
         figures = asyncio.run(serve(channels))
-        figures["stopped"] = max(channel.recv() for channel in channels) - figures.pop("ordered")
+        figures["stopped"] = max(channel.recv().stopped_at for channel in channels) - figures.pop("ordered")
         return figures
 
 
@@ -170,41 +184,6 @@ def share_of_core(workers: int, seconds: float, taken: Callable[[], int]) -> flo
 def resident() -> float:
     """Return this process's resident memory in MB."""
     return psutil.Process().memory_info().rss / 1e6
-
-
-class Simulated(Platform):
-    """A platform whose workers are simulated agents, which only speak the protocol with the session."""
-
-    name = "simulated"
-
-    def __init__(self, channels: Sequence[Connection]) -> None:
-        self._channels = channels
-        self._workers: list[Worker] = []
-
-    def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
-        """Tell the processes which agents to simulate."""
-        self._workers = [Worker(spec.name, spec.name, Status.STARTING) for spec in specs]
-        send_specs(self._channels, [(spec.name, spec.session) for spec in specs if spec.session])
-        return [spec.name for spec in specs]
-
-    def poll(self, handles: Sequence[str]) -> list[Worker]:
-        """Return the workers as starting: their state never changes. Making them anew is no work of the session's."""
-        return self._workers
-
-    def reattach(self, handles: Sequence[str]) -> list[Worker]:
-        """Return the workers, as ``poll`` does."""
-        return self.poll(handles)
-
-    def stop(self, handles: Sequence[str]) -> None:
-        """Do nothing: the workers end by themselves, with the session."""
-
-    def list(self) -> list[Worker]:
-        """Return all workers."""
-        return self._workers
-
-    def logs(self, handle: str) -> Iterator[str]:
-        """Return no lines."""
-        return iter(())
 
 
 class BareServer:
@@ -276,131 +255,6 @@ class _BareConnection(asyncio.Protocol):
             elif kind == "exited":
                 self._server.exited()
             self._server.taken += kind == "report"
-
-
-@contextlib.contextmanager
-def simulated_agents(workers: int, reports: Sequence[str]) -> Iterator[list[Connection]]:
-    """Run processes that simulate agents, and yield a channel to each, on which it waits for its agents' names."""
-    spawn = multiprocessing.get_context("spawn")
-    channels, processes = [], []
-    for _ in range(PROCESSES):
-        ours, theirs = spawn.Pipe()
-        processes.append(spawn.Process(target=be_agents, args=(theirs, reports), daemon=True))
-        processes[-1].start()
-        channels.append(ours)
-    for channel in channels:
-        channel.recv()  # it has imported everything
-    try:
-        yield channels
-    finally:
-        for process in processes:
-            process.join(10)
-            process.kill()
-            process.join()
-
-
-def send_specs(channels: Sequence[Connection], agents: Sequence[tuple[str, SessionAddress]]) -> None:
-    """Distribute the agents among the processes."""
-    for index, channel in enumerate(channels):
-        channel.send(agents[index :: len(channels)])
-
-
-def be_agents(channel: Connection, reports: Sequence[str]) -> None:
-    """Simulate the agents whose names arrive on the channel, until all have been told to end.
-
-    Rank 0, if its agent is among them, fails with the exit status that arrives on the channel later. At the end, the
-    time at which the last of the agents was told to stop is sent on the channel.
-    """
-    channel.send("ready")
-    agents: list[tuple[str, SessionAddress]] = channel.recv()
-    orders = Orders()
-
-    async def all_of_them() -> None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        context.load_verify_locations(cadata=agents[0][1].certificate)
-        asyncio.get_running_loop().add_reader(channel.fileno(), lambda: orders.fail(channel.recv()))
-        await asyncio.gather(*(live(name, address, context, reports, orders) for name, address in agents))
-
-    asyncio.run(all_of_them())
-    channel.send(orders.stopped_at)
-
-
-class Orders:
-    """Orders that the agents of one process have received.
-
-    Attributes:
-        fail: function that makes rank 0 fail with an exit status, if its agent is among them.
-        stopped_at: when the last of them was told to stop, for the first time, in seconds since 1970; 0.0 if none was.
-        may_connect: held by agents while they connect. They share a process, unlike real agents: if too many connected
-            at once, each could take longer than the session allows.
-    """
-
-    def __init__(self) -> None:
-        self.may_connect = asyncio.Semaphore(AT_ONCE)
-        self.fail: Callable[[int], None] = lambda status: None
-        self.stopped_at = 0.0
-
-
-async def live(
-    name: str, address: SessionAddress, context: ssl.SSLContext, reports: Sequence[str], orders: Orders
-) -> None:
-    """Simulate one agent with the process of one rank, from its hello until it is told to end."""
-    async with orders.may_connect:
-        reader, writer = await asyncio.open_connection(address.host, address.port, ssl=context)
-
-    def say(kind: str, **fields: Any) -> None:
-        writer.write(frames.encode(kind, **fields))
-
-    say("hello", version=wire.VERSION, token=address.token, worker=name, pid=1, host="127.1.1.1", ports=[], cores=1)
-
-    has_ended = False
-
-    def end(status: int | None) -> None:
-        nonlocal has_ended
-        if not has_ended:
-            has_ended = True
-            facts = {"exit_code": status} if status else {"signal": 15, "reason": "stopped"}
-            say("exited", pid=1, rank=rank, **facts)
-
-    rank = int(name.rpartition("-")[2])
-    interval = 1.0
-    reporting: asyncio.Task[None] | None = None
-    with contextlib.suppress(OSError):
-        async for line in reader:
-            message = json.loads(line)
-            kind = message["type"]
-            if kind == "welcome":
-                interval = message["interval"]
-            elif kind == "start":
-                say("started", pid=1, rank=rank)
-                reporting = asyncio.ensure_future(report_repeatedly(say, rank, reports, interval))
-                if not rank:
-                    orders.fail = end
-            elif kind == "stop":
-                if not has_ended:
-                    orders.stopped_at = time.time()
-                end(None)
-            elif kind == "end":
-                break
-    if reporting:
-        reporting.cancel()
-    writer.transport.abort()
-
-
-async def report_repeatedly(say: Callable[..., None], rank: int, reports: Sequence[str], interval: float) -> None:
-    """Send progress, usage and output every ``interval`` seconds, as real agents do."""
-    await asyncio.sleep(interval * random.random())  # so that not all agents report at the same moment
-    for step in range(1, 1 << 30):
-        if "progress" in reports:
-            metrics = {"loss": 1 / step, "accuracy": 0.5}
-            counts = {"step": step, "steps": 1000, "epoch": 1, "epochs": 10, "examples": 32 * step}
-            say("report", report={"kind": "progress", "time": time.time(), "rank": rank, **counts, "metrics": metrics})
-        if "usage" in reports:
-            say("usage", cpu=0.987, memory=612345678)
-        if "output" in reports:
-            say("output", text=f"step {step}: loss {1 / step:.4f}\n")
-        await asyncio.sleep(interval)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,23 @@
-"""Horovod whose ranks agents start, unless a test says otherwise: ``pytest --horovod-by-agents`` has it by the name."""
+"""Horovod's tests both ways: ``pytest --horovod-by-agents -m horovod`` has agents start the ranks, not horovodrun.
+
+A test is marked ``horovod`` if it starts Horovod's ranks and leaves open what starts them: horovodrun does, then. One
+without the mark fails, and so does one with it whose ranks start in the same way with the flag, or never.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from muster.options.fields import option
+from muster.records.runs import Run
 from muster.strategies import STRATEGIES
-from muster.strategies.horovod import Horovod
+from muster.strategies.horovod import AGENTS, HOROVODRUN
 
 FLAG = "--horovod-by-agents"
-
-
-@dataclass(frozen=True)
-class HorovodByAgents(Horovod):
-    """The strategy with another default."""
-
-    launcher: str | None = option("agents", "What starts the ranks: horovodrun or agents", metavar="NAME")
+VARIABLE = "TESTS_HOROVOD_BY_AGENTS"  # asks the same of sessions in processes of their own (sitecustomize.py)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,4 +29,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def horovod_as_asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the strategy its other default where that is asked for."""
     if request.config.getoption(FLAG):
-        monkeypatch.setitem(STRATEGIES, "horovod", f"{__name__}:{HorovodByAgents.__name__}")
+        monkeypatch.setitem(STRATEGIES, "horovod", "horovod_by_agents:HorovodByAgents")
+        monkeypatch.setenv(VARIABLE, "1")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Run a test, and fail it if its mark and what has started its ranks do not fit."""
+    since = time.time()
+    result = yield
+    started_by = launchers_left_open(Path(os.environ["MUSTER_HOME"]), since)
+    is_marked = item.get_closest_marker("horovod") is not None
+    if item.config.getoption(FLAG):
+        assert not is_marked or started_by == {AGENTS}, f"agents were to start the ranks: {started_by or 'nobody'}"
+    elif HOROVODRUN in started_by and not is_marked:
+        pytest.fail("Mark it horovod, so that agents start its ranks, too; or say launcher=, and why it is one.")
+    elif is_marked and not started_by:
+        pytest.fail("It is marked horovod, and no run of it leaves open what starts Horovod's ranks.")
+    return result
+
+
+def launchers_left_open(home: Path, since: float) -> set[str]:
+    """Return what has started the ranks of Horovod's runs since a time that do not say what should."""
+    found = set()
+    for path in home.glob("runs/*/plan.json"):
+        if path.stat().st_mtime < since:
+            continue
+        run = Run(path.parent)
+        job = next(event.data["job"] for event in run.events() if event.kind == "run_requested")
+        if run.plan and job["strategy"] == "horovod" and "launcher" not in job["options"]:
+            found.add(HOROVODRUN if run.plan["launcher"]["starts_ranks"] else AGENTS)
+    return found

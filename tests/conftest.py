@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.by_agents import horovod_as_asked, pytest_addoption
+from tests.by_agents import horovod_as_asked, pytest_addoption, pytest_runtest_call
 from tests.engines import (
     docker,
     docker_of_tests,
@@ -55,6 +55,7 @@ __all__ = [
     "podman",
     "pytest_addoption",
     "pytest_collection_modifyitems",
+    "pytest_runtest_call",
     "pytest_runtest_protocol",
     "pytest_xdist_make_scheduler",
     "slurm",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 from collections.abc import Iterator
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import muster
@@ -21,6 +23,17 @@ from tests.platforms.slurm_login import LoginMachine
 from tests.support import eventually
 
 HOSTS = ("h1", "h2", "h3")
+
+
+@contextlib.contextmanager
+def the_only_one(module: ModuleType) -> Iterator[None]:
+    """Fail where another tests' process has an engine of this module: two would choose the same names of bridges."""
+    with open(str(module.__file__), "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pytest.fail("Another process of the tests has this engine: its files belong in one group (lanes.py).")
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -92,9 +105,10 @@ def docker_of_tests() -> Iterator[Docker]:
     root = None if reason else containers_docker.fetch()
     if root is None:
         pytest.skip(reason or "Debian's packages of Docker cannot be fetched here")
-    daemon = Docker(root)
-    yield daemon
-    daemon.remove()
+    with the_only_one(containers_docker):
+        daemon = Docker(root)
+        yield daemon
+        daemon.remove()
 
 
 @pytest.fixture
@@ -111,9 +125,10 @@ def podman() -> Iterator[Podman]:
     """Provide a Podman of the tests' own; skip the tests if there can be none."""
     if containers_podman.why_not():
         pytest.skip(containers_podman.why_not())
-    podman = Podman()
-    yield podman
-    podman.remove()
+    with the_only_one(containers_podman):
+        podman = Podman()
+        yield podman
+        podman.remove()
 
 
 @pytest.fixture

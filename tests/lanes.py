@@ -48,12 +48,8 @@ WITH_TESTS_ALONE = (
 # containers leave on the whole machine. Two Podmans must never run at once: each chooses the names of its bridges by
 # those that it sees, and two would choose the same.
 SHARED = {
+    "tests/checkup/test_doctor_anywhere.py": "containers",
     "tests/platforms/test_contract.py": "containers",
-    "tests/platforms/test_containers.py": "containers",
-    "tests/platforms/test_containers_docker.py": "containers",
-    "tests/platforms/test_containers_engine.py": "containers",
-    "tests/platforms/test_containers_gpus.py": "containers",
-    "tests/platforms/test_containers_training.py": "containers",
     "tests/platforms/test_detached.py": "containers",
     "tests/platforms/test_guides_there.py": "containers",
     "tests/platforms/test_pools_elsewhere.py": "containers",
@@ -61,6 +57,7 @@ SHARED = {
     "tests/platforms/test_worker_image.py": "containers",
     **dict.fromkeys(WITH_TESTS_ALONE, "alone"),
     "tests/platforms/kubernetes/test_contract.py": "kubernetes",
+    "tests/platforms/kubernetes/test_detached.py": "kubernetes",
     "tests/platforms/kubernetes/test_disruptions.py": "kubernetes",
     "tests/platforms/kubernetes/test_inside.py": "kubernetes",
     "tests/platforms/kubernetes/test_kubernetes.py": "kubernetes",
@@ -72,6 +69,7 @@ SHARED = {
     "tests/platforms/kubernetes/test_tunnels.py": "kubernetes",
 }
 
+OF_CONTAINERS = re.compile(r"tests/platforms/test_containers\w*\.py")
 # A parameter that has a test run elsewhere; all tests of a platform share its engine.
 ON_A_PLATFORM = re.compile(r"\bon (hosts|containers|slurm|kubernetes)\b")
 
@@ -112,7 +110,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
         def _split_scope(self, nodeid: str) -> str:
             file, _, test = nodeid.partition("::")
             platform = ON_A_PLATFORM.search(test)
-            return platform[1] if platform else SHARED.get(file, file)
+            if platform:
+                return platform[1]
+            return "containers" if OF_CONTAINERS.fullmatch(file) else SHARED.get(file, file)
 
     config.option.loadscopereorder = False
     return ByFile(config, log)

@@ -122,6 +122,7 @@ def test_a_script_goes_on_where_its_checkpoint_was(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
+@pytest.mark.horovod
 def test_a_training_with_keras_goes_on_in_the_middle_of_an_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +253,7 @@ def test_results_arrive_in_the_folder_of_the_run(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.slow
+@pytest.mark.horovod
 def test_a_training_reads_its_share_of_tfrecord_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("make_data.py", "train.py"):
@@ -265,6 +267,7 @@ def test_a_training_reads_its_share_of_tfrecord_files(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.slow
+@pytest.mark.horovod
 def test_all_ranks_stop_early_after_the_same_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(program("training.md", "early stopping"))

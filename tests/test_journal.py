@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,25 @@ def test_progress_that_nothing_follows_is_written_after_a_moment(
     asyncio.run(tell())
     assert [event["step"] for event in read(journal)] == [0, 2]
     journal.close()
+
+
+def test_a_session_that_has_nothing_to_write_gives_a_sign_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.records.journal.SIGN_SECONDS", 0.05)
+    journal = Journal(tmp_path / "events.jsonl")
+    os.utime(journal.path, (1, 1))
+
+    async def signed() -> None:
+        keeping_up = asyncio.create_task(journal.keep_up())
+        while journal.path.stat().st_mtime == 1:
+            await asyncio.sleep(0.01)
+        keeping_up.cancel()
+
+    asyncio.run(asyncio.wait_for(signed(), 10))
+    assert time.time() - journal.path.stat().st_mtime < 10
+    journal.close()
+    assert read(journal) == []
 
 
 def test_events_of_one_turn_of_the_event_loop_are_written_together(

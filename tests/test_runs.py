@@ -26,7 +26,7 @@ from click.testing import CliRunner
 from IPython.lib.pretty import pretty
 from muster.commands.main import main
 from muster.dashboard.repeat import repeat_command
-from muster.errors import JobError, MusterError, RunLost, RunNotFound, ScriptFailed, StillRunning
+from muster.errors import JobError, MusterError, RunLost, RunNotFound, RunUnreachable, ScriptFailed, StillRunning
 from muster.events import Event
 from muster.records import folders, lookup, runs, sessions
 from muster.text import reading
@@ -164,6 +164,20 @@ class TestStatus:
 
     def test_a_process_from_before_the_last_boot_is_not_the_session(self) -> None:
         assert make("x", session={**sessions.this_session(), "boot": "another"}).status == "lost"
+
+    def test_a_run_of_another_machine_runs_as_long_as_it_gives_signs_of_life(self) -> None:
+        elsewhere = {**sessions.this_session(), "boot": "another", "host": "login1"}
+        run = make("x", session=elsewhere)
+        assert run.status == "running"
+        with pytest.raises(RunUnreachable, match="its session is on login1") as caught:
+            run.stop()
+        assert "ask it there" in str(caught.value)
+        silent_since = time.time() - 600
+        os.utime(run.run_dir / "events.jsonl", (silent_since, silent_since))
+        assert run.status == "lost"
+
+    def test_a_run_in_a_container_runs_though_its_process_is_not_seen(self) -> None:
+        assert make("x", session={**sessions.this_session(), "pids": 1, "pid": 2**22}).status == "running"
 
     def test_a_zombie_is_not_the_session(self) -> None:
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
@@ -765,8 +779,11 @@ def test_what_lives_is_listed_with_where_and_until_when() -> None:
     make("c", session=here, platform="hosts")
     make("d", session=here, detached=True, platform="slurm")
     make("e", session=here, result=SUCCEEDED, platform="slurm")
+    elsewhere = {**here, "boot": "another", "host": "login1"}
+    make("f", session=elsewhere, platform="local")
+    make("g", session=elsewhere, detached=True, platform="slurm")
     lines = CliRunner().invoke(main, ["runs"]).output.splitlines()
-    told = sorted(re.sub(r".*-([a-e])-\w{4}( +|$)", r"\1 ", line) for line in lines)
+    told = sorted(re.sub(r".*-([a-g])-\w{4}( +|$)", r"\1 ", line) for line in lines)
     until = r"detached until \w{3} \d\d \w{3} \d{4} \d\d:\d\d"
     expected = [
         r"a \(here, ends with its session\)",
@@ -774,6 +791,8 @@ def test_what_lives_is_listed_with_where_and_until_when() -> None:
         r"c \(on hosts, ends with its session\)",
         rf"d \(on slurm, {until}\)",
         "e ",
+        r"f \(on login1, ends with its session\)",
+        rf"g \(on slurm, {until.replace('detached', 'detached on login1')}\)",
     ]
     assert all(re.fullmatch(pattern, line) for pattern, line in zip(expected, told, strict=True)), told
     listed = {run["name"]: run for run in json.loads(CliRunner().invoke(main, ["runs", "--json"]).output)}

@@ -31,6 +31,7 @@ from benchmarks.chaos.shapes import MPI, Shape
 from benchmarks.chaos.surroundings import Clocks, kernel_time
 
 RESTARTS = 3
+AMONG = 8  # one training in so many is Horovod's, which takes much longer, if there are others
 SCRIPT = Path(__file__).with_name("trains.py")
 FAMILIES = ("signal", "agent", "guard", "launcher", "sshd", "start", "exception", "exit", "hang", "memory", "stop")
 
@@ -39,8 +40,11 @@ def make(seed: int, number: int, families: Any, strategies: Any) -> Case:
     """Return the case of a seed and number, with a fault in each of its first attempts."""
     dice = random.Random(f"restarts-{seed}-{number}")
     possible = [name for name in strategies if name in ("processes", *MPI)]
-    workers, slots = dice.choice([(2, 1), (3, 1), (2, 2)])
-    shape = Shape(dice.choice(possible), workers, slots)
+    if "horovod" in strategies and (not possible or number % AMONG == AMONG // 2):
+        shape = Shape("horovod", 2, 1)
+    else:
+        workers, slots = dice.choice([(2, 1), (3, 1), (2, 2)])
+        shape = Shape(dice.choice(possible), workers, slots)
     usable = [family for family in FAMILIES if family in families and shape.allows(family)]
     family = usable[number % len(usable)]
     hit: list[Fault] = []
@@ -53,7 +57,14 @@ def make(seed: int, number: int, families: Any, strategies: Any) -> Case:
         if told_at_once(family, fault):
             break
     options = {**options, **shape.options(options), "restarts": RESTARTS}
-    return Case(number, family, shape, "all", dice.choice(faults.REACTIONS), tuple(hit), options, restarts=RESTARTS)
+    return Case(
+        number, family, shape, topology_of(shape), dice.choice(faults.REACTIONS), tuple(hit), options, restarts=RESTARTS
+    )
+
+
+def topology_of(shape: Shape) -> str:
+    """Return how its ranks send each other gradients."""
+    return "allreduce" if "allreduce" in shape.topologies else "all"
 
 
 def told_at_once(family: str, fault: Fault) -> bool:
@@ -129,7 +140,7 @@ def run(stage: Stage) -> Outcome:
     assert isinstance(stage, Attempts), "the harness was told which"
     case = stage.case
     hits = [*enumerate(case.faults, 1)]
-    orders = orders_for(stage.folder, case.reaction)
+    orders = orders_for(stage.folder, case.reaction, case.topology)
     outside = [(attempt, fault) for attempt, fault in hits if fault.is_from_outside]
     orders["faults"] = {
         f"{attempt} {fault.victim.split()[1]}": {"kind": fault.kind, "step": fault.step}
@@ -193,18 +204,19 @@ def uninterrupted(shape: Shape) -> list[str]:
     """Return the weights that the ranks of a cluster end with if there is no fault; each shape is trained once."""
     base = Path(os.environ["TMPDIR"]).parent / "uninterrupted"
     base.mkdir()
-    orders = orders_for(base, "raise")
+    orders = orders_for(base, "raise", topology_of(shape))
     train(orders, shape.options({}), []).wait()
     return weights(Path(orders["checkpoints"]))
 
 
-def orders_for(folder: Path, reaction: str) -> dict[str, Any]:
+def orders_for(folder: Path, reaction: str, topology: str) -> dict[str, Any]:
     """Make the folder of the checkpoints, and return the script's orders for a training without faults."""
     (folder / "checkpoints").mkdir()
     return {
         "folder": str(folder),
         "checkpoints": str(folder / "checkpoints"),
         "reaction": reaction,
+        "topology": topology,
         "faults": {},
         "awaited": [],
     }

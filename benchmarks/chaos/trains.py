@@ -3,8 +3,9 @@
     trains.py ORDERS
 
 ORDERS is JSON like that of ``ranks.py``, but ``faults`` are by attempt and rank ("1 0"), ``awaited`` are the attempts
-with faults from outside, ``checkpoints`` is a folder, and in each attempt the ranks meet in a folder of their own. Each
-rank leaves ``weights-RANK``, a hash of what it has learnt.
+with faults from outside, ``checkpoints`` is a folder, and in each attempt the ranks meet in a folder of their own; they
+send each other gradients themselves, or by Horovod (``topology`` is ``all`` or ``allreduce``). Each rank leaves
+``weights-RANK``, a hash of what it has learnt.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import ranks  # type: ignore[import-not-found]  # it is beside this script
@@ -67,7 +68,7 @@ def main(orders: dict[str, Any]) -> None:
     checkpoints = Path(orders["checkpoints"])
     model = Model(rank)
     first = restore(model, checkpoints, rank, size)
-    peers = ranks.meet({**orders, "topology": "all"}, rank, size)
+    peers: Peers = ByHorovod() if orders["topology"] == "allreduce" else BySockets(orders, rank, size)
     ranks.note(orders, "ready", rank)
     if attempt in orders["awaited"]:  # a fault from outside must end this attempt, which never ends by itself
         train(model, range(first, first + SAVES), orders, fault, peers)
@@ -76,37 +77,80 @@ def main(orders: dict[str, Any]) -> None:
         time.sleep(ranks.PATIENCE)
     train(model, range(first, STEPS), orders, fault, peers)
     ranks.strike_at(orders, rank, fault, "end")
-    ranks.part(peers)
+    peers.part()
     (checkpoints / f"weights-{rank}").write_text(model.hash())
 
 
-def train(model: Model, steps: range, orders: dict[str, Any], fault: dict[str, Any], peers: tuple[Any, Any]) -> None:
+def train(model: Model, steps: range, orders: dict[str, Any], fault: dict[str, Any], peers: Peers) -> None:
     """Take steps, and save a checkpoint every ``SAVES`` of them."""
-    rank, size = ranks.rank_and_size()
+    rank, _ = ranks.rank_and_size()
     for step in steps:
         ranks.strike_at(orders, rank, fault, step)
-        model.apply(average(model.gradient(), rank, size, peers, orders["reaction"]))
+        model.apply(average(model.gradient(), peers))
         report(step=step + 1, steps=STEPS)
         if (step + 1) % SAVES == 0:
             save(model, Path(orders["checkpoints"]), rank, step + 1)
 
 
-def average(gradients: list[Any], rank: int, size: int, peers: tuple[Any, Any], reaction: str) -> list[Any]:
+def average(gradients: list[Any], peers: Peers) -> list[Any]:
     """Return the mean over all ranks, added in the order of the ranks, so that it is the same to the last bit."""
-    flat = np.concatenate([gradient.ravel() for gradient in gradients])
-    outgoing, incoming = peers
-    found = {rank: flat}
-    try:
-        for connection in outgoing:
-            connection.sendall(np.array([rank], dtype=float).tobytes() + flat.tobytes())
-        for connection in incoming:
-            values = np.frombuffer(receive(connection, 8 * (1 + flat.size)))
-            found[int(values[0])] = values[1:]
-    except ConnectionError as error:
-        ranks.react(reaction, error)
-    total = sum(found[number] for number in range(size)) / size
-    parts = np.split(total, np.cumsum([gradient.size for gradient in gradients])[:-1])
+    found = peers.gather(np.concatenate([gradient.ravel() for gradient in gradients]))
+    parts = np.split(sum(found) / len(found), np.cumsum([gradient.size for gradient in gradients])[:-1])
     return [part.reshape(gradient.shape) for part, gradient in zip(parts, gradients, strict=True)]
+
+
+class Peers(Protocol):
+    """The connections of a rank to all others."""
+
+    def gather(self, values: Any) -> list[Any]:
+        """Return the values of all ranks, in their order; called by all of them at once."""
+
+    def part(self) -> None:
+        """End the connections, once all ranks have come so far."""
+
+
+class BySockets:
+    """Connections of their own, to whose loss ranks react as the orders say."""
+
+    def __init__(self, orders: dict[str, Any], rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
+        self._reaction = orders["reaction"]
+        self._outgoing, self._incoming = self._connections = ranks.meet(orders, rank, size)
+
+    def gather(self, values: Any) -> list[Any]:
+        """Return the values of all ranks, in their order."""
+        found = {self._rank: values}
+        try:
+            for connection in self._outgoing:
+                connection.sendall(np.array([self._rank], dtype=float).tobytes() + values.tobytes())
+            for connection in self._incoming:
+                told = np.frombuffer(receive(connection, 8 * (1 + values.size)))
+                found[int(told[0])] = told[1:]
+        except ConnectionError as error:
+            ranks.react(self._reaction, error)
+        return [found[number] for number in range(self._size)]
+
+    def part(self) -> None:
+        """End the connections."""
+        ranks.part(self._connections)
+
+
+class ByHorovod:
+    """Horovod's, whose collectives fail by themselves when a rank is gone."""
+
+    def __init__(self) -> None:
+        import horovod.tensorflow as hvd
+
+        hvd.init()
+        self._hvd = hvd
+
+    def gather(self, values: Any) -> list[Any]:
+        """Return the values of all ranks, in their order."""
+        return [*self._hvd.allgather(values[np.newaxis]).numpy()]
+
+    def part(self) -> None:
+        """Wait for all ranks: Horovod ends when one of them does."""
+        self.gather(np.zeros(1))
 
 
 def receive(connection: socket.socket, size: int) -> bytes:

@@ -400,6 +400,7 @@ class Member:
         ports: free ports that the agent holds for it.
         ssh_port: port of its sshd; None if it runs none, or the sshd cannot be reached.
         host_key: its sshd's public host key, ``type base64``.
+        account: name of the account there that its sshd lets in; None if it is not known.
         interfaces: names of the network interfaces that carry ``host``.
         cores: number of cores it may use.
         gpus: devices it may use.
@@ -422,6 +423,7 @@ class Member:
     clock_offset: float | None = None
     clock_error: float | None = None
     no_ssh: str = ""
+    account: str | None = None
 
 
 @frozen

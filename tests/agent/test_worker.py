@@ -20,6 +20,7 @@ from muster.agent import linux, unpacking
 from muster.agent.environment import resolved
 from muster.agent.places import settle, symbol
 from muster.agent.ports import random_loopback_address
+from muster.agent.slurm_bootstrap import PACKED
 from muster.agent.worker import complete, own_address, take_config
 from muster.job import SessionAddress, WorkerSpec
 from muster.platforms.agent_package import packed_agent
@@ -257,12 +258,13 @@ def test_the_workers_own_path_of_modules_comes_behind_a_library_of_unknown_path(
 
 def test_an_agent_starts_without_modules_that_take_a_while_to_import(tmp_path: Path) -> None:
     (tmp_path / "start.py").write_text(start_program(str(tmp_path), "127.0.0.1"))
+    (tmp_path / PACKED).write_bytes(packed_agent(has_bytecode=True))
     argv = [sys.executable, "-I", "-S", "-X", "importtime", "start.py"]
     done = subprocess.run(argv, cwd=tmp_path, env=environment(SLURM_PROCID="0"), capture_output=True, text=True)
     assert "nobody waits for this worker" in done.stderr
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "agent.agent" in imported
-    assert imported.isdisjoint({"shutil", "subprocess", "tempfile", "traceback"})
+    assert imported.isdisjoint({"shutil", "subprocess", "tempfile", "threading", "traceback"})
 
 
 def test_the_folder_of_another_agent_is_never_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,8 +272,9 @@ def test_the_folder_of_another_agent_is_never_taken(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "urandom", lambda size: names.pop(0) if names else bytes(size))
     monkeypatch.setattr(unpacking, "LONGEST", 500)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    with unpacking.unpacked(packed_agent(), "own-") as one, unpacking.unpacked(packed_agent(), "own-") as other:
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    packed = packed_agent()
+    with unpacking.unpacked(packed, "own-", True) as one, unpacking.unpacked(packed, "own-", True) as other:
         assert one != other
         assert {stat.S_IMODE(os.stat(folder).st_mode) for folder in (one, other)} == {0o700}
     assert not [*tmp_path.iterdir()]

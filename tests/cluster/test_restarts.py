@@ -129,7 +129,8 @@ def test_only_the_worker_that_is_lost_is_replaced(here: Path) -> None:
 
 
 @needs_horovod
-def test_horovodrun_that_has_lost_a_worker_takes_no_other_along(here: Path) -> None:
+@pytest.mark.horovod
+def test_horovod_that_has_lost_a_worker_takes_no_other_along(here: Path) -> None:
     (here / "train.py").write_text(TRAINS.replace('"RANK"', '"HOROVOD_RANK"'))
     env = {"FAULT": LOST, "FAULTS": json.dumps({"1 1": 7})}
     result = muster.run_cluster(

@@ -64,6 +64,7 @@ def test_without_a_script_the_session_trains_through_the_servers(monkeypatch: py
     assert address.cluster.wait().status == "stopped"
 
 
+@pytest.mark.horovod
 def test_a_function_of_the_notebook_runs_on_every_rank_and_its_values_come_back() -> None:
     def train() -> tuple[str, str, str]:
         import os

@@ -105,7 +105,8 @@ def test_the_second_run_has_its_packages_and_everything_else_is_its_own(pool: Po
 
 
 @needs_horovod
-def test_ranks_that_horovodrun_asks_for_are_forks_too(pool: Pool) -> None:
+@pytest.mark.horovod
+def test_ranks_of_horovod_are_forks_too(pool: Pool) -> None:
     assert said_by(pool, strategy="horovod")["warm"] is False
     assert said_by(pool, strategy="horovod")["warm"] is True
 
@@ -172,6 +173,7 @@ def test_a_gpu_is_for_others_between_two_runs(here: Path, tmp_path: Path, monkey
 @needs_horovod
 @pytest.mark.slow
 @pytest.mark.elsewhere
+@pytest.mark.horovod
 def test_ranks_that_train_with_keras_and_horovod_are_forks_that_have_imported_both(pool: Pool, here: Path) -> None:
     (here / "fit.py").write_text(
         "import sys\n"

@@ -161,8 +161,9 @@ class Scene:
             # In the journal once an agent has said hello; before that it is the child of the session that it guards.
             return self._child_of(self.pid("session"), "agent/__main__.py guard")
         if kind == "launcher":
-            parents = (self.pid("session"), *([] if self.is_here else [self.pid("agent worker-0")]))
-            return self._child_of(parents, "horovod_launcher.py")
+            # In the session, or on the first worker: all of it elsewhere, and what serves ranks that agents start.
+            parents = (self.pid("session"), *([self.pid("agent worker-0")] if self.events("worker_ready") else []))
+            return self._child_of(parents, "/horovod_")
         if kind == "mpiexec":
             return self._child_of(self.pid("session"), "lib/mpi_rank.py")
         if kind == "rank":

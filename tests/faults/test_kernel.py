@@ -68,6 +68,7 @@ def kernel(scene: Scene) -> Iterator[Kernel]:
 
 
 @pytest.mark.alone
+@pytest.mark.horovod
 def test_interrupting_a_cell_thrice_ends_its_run_and_not_the_kernel(scene: Scene, kernel: Kernel) -> None:
     scene.script(SLEEP)
     scene.script("print('hello')", "hello.py")
@@ -90,6 +91,7 @@ def test_interrupting_a_cell_thrice_ends_its_run_and_not_the_kernel(scene: Scene
     assert again["printed"] == "hello\n\n"
 
 
+@pytest.mark.horovod
 def test_a_kernel_that_is_restarted_leaves_nothing(scene: Scene, kernel: Kernel) -> None:
     scene.script(SLEEP)
     kernel.client.execute(BLOCKS)

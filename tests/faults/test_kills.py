@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 import time
+from typing import Any
 
 import pytest
 from muster.errors import LauncherFailed, MusterError, RunFailed, WorkerKilled, WorkerLost, WorkerPreempted
@@ -125,18 +126,20 @@ def test_a_worker_is_lost_also_when_one_of_its_ranks_has_succeeded(scene: Scene)
 @pytest.mark.parametrize(
     ("victim", "error", "worker"),
     [
-        ("rank 1", WorkerKilled, "worker-1"),
-        ("agent worker-0", WorkerLost, "worker-0"),
+        pytest.param("rank 1", WorkerKilled, "worker-1", marks=pytest.mark.horovod),
+        pytest.param("agent worker-0", WorkerLost, "worker-0", marks=pytest.mark.horovod),
         ("sshd worker-1", WorkerLost, "worker-1"),
-        ("launcher", LauncherFailed, None),
-        ("guard", WorkerLost, None),
+        pytest.param("launcher", LauncherFailed, None, marks=pytest.mark.horovod),
+        pytest.param("guard", WorkerLost, None, marks=pytest.mark.horovod),
     ],
 )
 @pytest.mark.slow
 def test_a_process_of_horovod_is_killed(scene: Scene, victim: str, error: type[RunFailed], worker: str) -> None:
     if victim == "guard" and not scene.is_here:
         pytest.skip("other platforms' guards have other duties, and tests of their own")
-    cluster = scene.start(strategy="horovod")
+    # Only what horovodrun starts needs a worker's sshd.
+    options: dict[str, Any] = {"launcher": "horovodrun"} if victim.startswith("sshd") else {}
+    cluster = scene.start(strategy="horovod", **options)
     scene.wait_for_phase("training")
     killed = scene.kill(victim)
     failure = failure_of(cluster)

@@ -45,7 +45,7 @@ PARAMETER_SERVER = """
 @pytest.mark.parametrize(
     ("script", "victim"),
     [
-        (ALLREDUCE, "rank 1"),
+        pytest.param(ALLREDUCE, "rank 1", marks=pytest.mark.horovod),
         (PARAMETER_SERVER, "process ps-0"),
         (PARAMETER_SERVER, "process worker-0"),
     ],

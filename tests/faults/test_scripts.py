@@ -16,6 +16,8 @@ from tests.faults.scene import PROMPT, SLEEP, Scene, anywhere
 ONLY_ONE = "import os, sys, time\nif os.environ['MUSTER_WORKER'] != 'worker-1': time.sleep(600)\n"
 
 
+HOROVOD = [pytest.mark.slow, pytest.mark.horovod]
+
 FAILURES = [
     ("raise ValueError('no data')", ScriptFailed, "worker-1 failed first: ValueError: no data"),
     ("sys.exit(4)", ScriptFailed, "worker-1 ended with exit status 4"),
@@ -36,7 +38,7 @@ FAILURES = [
     ("text", "error", "words", "strategy"),
     [
         *((*failure, "plain") for failure in FAILURES),
-        *(pytest.param(*failure, "horovod", marks=pytest.mark.slow) for failure in FAILURES[:3]),
+        *(pytest.param(*failure, "horovod", marks=HOROVOD) for failure in FAILURES[:3]),
     ],
 )
 def test_the_one_that_fails_is_named(
@@ -214,7 +216,7 @@ def test_a_script_that_cannot_be_run_starts_nothing(scene: Scene, name: str, tex
 
 
 @anywhere
-@pytest.mark.parametrize("strategy", ["plain", pytest.param("horovod", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strategy", ["plain", pytest.param("horovod", marks=HOROVOD)])
 def test_output_comes_byte_for_byte_and_does_not_hang(scene: Scene, strategy: str) -> None:
     text = r"""
         import os, sys

@@ -49,7 +49,13 @@ def reach(scene: Scene, cell: str) -> Notebook:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("cell", "victims"), [*itertools.product(CELLS, VICTIMS), ("horovod", "session, launcher")])
+@pytest.mark.parametrize(
+    ("cell", "victims"),
+    [
+        *itertools.product(("connecting", "starting", "training"), VICTIMS),
+        *(pytest.param("horovod", victims, marks=pytest.mark.horovod) for victims in (*VICTIMS, "session, launcher")),
+    ],
+)
 def test_nothing_is_left_of_a_session_that_is_killed(scene: Scene, cell: str, victims: str) -> None:
     notebook = reach(scene, cell)
     pids = [pid for part in victims.split(", ") for pid in (scene.agents() if part == "agents" else [scene.pid(part)])]

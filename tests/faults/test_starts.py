@@ -172,7 +172,7 @@ def test_a_disk_without_room_keeps_nothing_of_a_run(
     assert not list(disk.glob("runs/*"))
 
 
-@pytest.mark.parametrize("cell", ["connecting", "starting", "horovod"])
+@pytest.mark.parametrize("cell", ["connecting", "starting", pytest.param("horovod", marks=pytest.mark.horovod)])
 @pytest.mark.slow
 def test_an_agent_that_is_killed_on_the_way_up_is_named(scene: Scene, cell: str) -> None:
     scene.script(SLEEP)
@@ -185,7 +185,7 @@ def test_an_agent_that_is_killed_on_the_way_up_is_named(scene: Scene, cell: str)
     print(f"raised after {outcome['at'] - killed:.2f} s")
 
 
-@pytest.mark.parametrize("phase", ["connecting", "starting"])
+@pytest.mark.parametrize("phase", ["connecting", pytest.param("starting", marks=pytest.mark.horovod)])
 @pytest.mark.slow
 def test_a_launcher_that_is_killed_on_the_way_up_is_named(scene: Scene, phase: str) -> None:
     scene.fake_sshd()

@@ -32,7 +32,7 @@ from tests.faults.test_sessions import CELLS, reach
 from tests.plain import Plain
 from tests.support import command_line, eventually
 
-STRATEGIES = ["plain", pytest.param("horovod", marks=pytest.mark.slow)]
+STRATEGIES = ["plain", pytest.param("horovod", marks=[pytest.mark.slow, pytest.mark.horovod])]
 
 
 def options_of(strategy: str) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def options_of(strategy: str) -> dict[str, Any]:
 
 @anywhere
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["plain", "horovod"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_session_that_is_suspended_keeps_its_workers(scene: Scene, strategy: str) -> None:
     scene.script("import time; print('ready', flush=True); time.sleep(3); print('done')")
     notebook = scene.notebook(CELLS["training" if strategy == "plain" else "horovod"].replace("n_ps=1, ", ""))
@@ -97,6 +97,7 @@ def test_two_clusters_on_one_platform_object_do_not_disturb_each_other(scene: Sc
 
 
 @pytest.mark.slow
+@pytest.mark.horovod
 def test_clusters_of_two_sessions_do_not_disturb_each_other(scene: Scene) -> None:
     one = reach(scene, "horovod")
     other = scene.notebook(CELLS["horovod"])
@@ -140,6 +141,7 @@ def test_folders_with_a_space_in_their_names(
 
 
 @pytest.mark.slow
+@pytest.mark.horovod
 def test_a_hostile_ssh_configuration_does_not_matter(scene: Scene) -> None:
     """The account's own is not to be touched; the system's, which is read in the same way, is mounted over."""
     if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:

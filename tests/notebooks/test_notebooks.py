@@ -76,6 +76,7 @@ def assert_shows_runs(notebook: Executed, workers: list[str], status: str, n: in
 
 
 @pytest.mark.slow
+@pytest.mark.horovod
 def test_mnist_on_horovod(folder: Path) -> None:
     notebook = Executed("mnist_horovod", folder, epochs=3)
     (accuracy,) = re.findall(r"succeeded, test accuracy ([\d.]+)%", notebook.printed)
@@ -115,6 +116,7 @@ def test_mnist_on_parameter_servers(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.horovod
 def test_cats_and_dogs(folder: Path) -> None:
     notebook = Executed("cats_vs_dogs_horovod", folder, epochs=2, steps=30)
     assert "drawn cats and dogs (synthetic, not photographs): 3,200 to train, 400 to test" in notebook.printed
@@ -129,6 +131,7 @@ def test_cats_and_dogs(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.horovod
 def test_the_tour_of_failures(folder: Path) -> None:
     notebook = Executed("tour_of_failures", folder)
     assert_shows_runs(notebook, ["worker-0", "worker-1"], "failed", 4)

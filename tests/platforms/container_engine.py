@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
 import shutil
 import subprocess
 import tarfile
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,21 @@ class ContainerEngine(ABC):
         """Run a command, and return what it prints."""
         command = self.command(*arguments)
         return subprocess.run(command, env=self.environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    @contextlib.contextmanager
+    def given_to(self, user: int, group: int = 0) -> Iterator[None]:
+        """Let another user, or a group, use the socket as well."""
+        socket = Path(self.url.removeprefix("unix://"))
+        mode = socket.stat().st_mode
+        self.folder.chmod(0o711)
+        os.chown(socket, user, group)
+        socket.chmod(0o660)
+        try:
+            yield
+        finally:
+            os.chown(socket, 0, 0)
+            socket.chmod(mode)
+            self.folder.chmod(0o700)
 
     def containers(self) -> list[str]:
         """Return the names of running containers."""

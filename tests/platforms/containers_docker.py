@@ -1,4 +1,4 @@
-"""A Docker of the tests' own, and a registry to pull from: Debian's packages, fetched once, unpacked into a cache."""
+"""A Docker of the tests' own: Debian's packages, fetched once, unpacked into a cache."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import functools
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -16,19 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.platforms.container_engine import ContainerEngine, find, mount_disk
-from tests.support import free_port
 
 PACKAGES = ("docker.io", "containerd", "docker-registry", "tini")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "muster"
 FETCH_SECONDS, START_SECONDS = 120, 60
-REGISTRY = """\
-version: 0.1
-storage:
-  filesystem:
-    rootdirectory: {folder}/registry
-http:
-  addr: 127.0.0.1:{port}
-"""
 
 
 def why_not() -> str:
@@ -90,7 +80,6 @@ class Docker(ContainerEngine):
         folders = f"{root}/usr/sbin:{root}/usr/bin:{os.environ['PATH']}:/usr/sbin:/sbin"
         self.environment = {**own, "PATH": folders, "DOCKER_HOST": self.url, "DOCKER_CONFIG": str(self.folder)}
         self._daemon: subprocess.Popen[bytes] | None = None
-        self._registry: subprocess.Popen[bytes] | None = None
         self.start()
 
     def start(self) -> None:
@@ -112,37 +101,16 @@ class Docker(ContainerEngine):
         _end(self._daemon)
         self._daemon = None
 
-    def start_registry(self) -> str:
-        """Start a registry, or start it again, and return its address: host and port."""
-        settings = self.folder / "registry.yml"
-        if not settings.exists():
-            settings.write_text(REGISTRY.format(folder=self.folder, port=free_port()))
-        address = settings.read_text().rpartition("addr: ")[2].strip()
-        self._registry = self._run("docker-registry", "serve", str(settings))
-        host, _, port = address.partition(":")
-        deadline = time.monotonic() + START_SECONDS
-        while self._registry.poll() is None and time.monotonic() < deadline:
-            with contextlib.suppress(OSError), socket.create_connection((host, int(port))):
-                return address
-            time.sleep(0.05)
-        pytest.skip(f"no registry starts here: {(self.folder / 'docker-registry.log').read_text()[-500:]}")
-
-    def stop_registry(self) -> None:
-        """End the registry; what was pushed stays in it."""
-        _end(self._registry)
-        self._registry = None
-
     def command(self, *arguments: str) -> list[str]:
         """Return the command line of a command of docker's, to be run with ``environment``."""
         return ["docker", *arguments]
 
     def remove(self) -> None:
-        """End the containers, the registry and the daemon, and remove the folder."""
+        """End the containers and the daemon, and remove the folder."""
         if self._daemon is not None and self._daemon.poll() is None:
             for line in self.run("ps", "--all", "--quiet").split():
                 self.run("rm", "--force", "--volumes", line)
             self.run("network", "prune", "--force")
-        self.stop_registry()
         self.stop()
         # Docker mounts the machine's own network there for containers that have it, and leaves it mounted.
         for mounted in (self.folder / "exec" / "netns" / "default", *([self.root] if self._has_disk else [])):

@@ -30,6 +30,12 @@ cgroup_manager = "cgroupfs"
 events_logger = "file"
 tmp_dir = "{folder}/tmp"
 """
+# As Docker takes registries of its own machine.
+REGISTRIES = """
+[[registry]]
+location = "127.0.0.1"
+insecure = true
+"""
 START_SECONDS = 20
 
 
@@ -75,12 +81,14 @@ class Podman(ContainerEngine):
                 volumes=json.dumps([f"{folder}:{folder}" for folder in volumes]),
             )
         )
+        (self.folder / "registries.conf").write_text(REGISTRIES)
         # Without the variables of whichever test is first: that test's leftovers are found by them.
         own = {name: value for name, value in os.environ.items() if not name.startswith(("MUSTER_", "CONTAINER"))}
         (self.folder / "tmp").mkdir()  # Podman leaves a copy of each image that it imports there
         self.environment = {
             **own,
             "CONTAINERS_CONF": str(self.folder / "containers.conf"),
+            "CONTAINERS_REGISTRIES_CONF": str(self.folder / "registries.conf"),
             "TMPDIR": str(self.folder / "tmp"),
         }
         self._service: subprocess.Popen[bytes] | None = None

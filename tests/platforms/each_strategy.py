@@ -33,6 +33,30 @@ def run(cluster, server, task_index):
             assert float(session.run(variable)) == 2.0
     print("trained", task_index)
 """
+# Each worker adds one to a variable on each server, and then waits for the others.
+ADDS_UP = """\
+import os, time
+import tensorflow as tf
+tf1 = tf.compat.v1
+
+def run(cluster, server, task_index):
+    n, totals = cluster.num_tasks('worker'), []
+    with tf.Graph().as_default():
+        for index in range(cluster.num_tasks('ps')):
+            with tf.device(f'/job:ps/task:{index}'):
+                totals.append(tf1.get_variable(f'total-{index}', initializer=0.0, use_resource=True))
+        add = [total.assign_add(1.0, use_locking=True) for total in totals]
+        missing = tf1.report_uninitialized_variables()
+        with tf1.Session(server.target) as session:
+            if not task_index:
+                session.run([total.initializer for total in totals])
+            while session.run(missing).size:
+                time.sleep(0.1)
+            session.run(add)
+            while session.run(totals) != [n] * len(totals):
+                time.sleep(0.1)
+            print('all have added', os.uname().nodename, len(totals), flush=True)
+"""
 
 
 class Training(NamedTuple):

@@ -72,8 +72,8 @@ def total(values):
     return list(ours)
 """,
 }
-# The weight moves at each step by the mean of what all ranks have found. Rank 0, whose worker stays, keeps the
-# checkpoint, and tells the others where to go on.
+# The weight moves at each step by the mean of what all ranks have found. Rank 0 keeps the checkpoint, and tells the
+# others where to go on.
 TRAIN = f"""
 import json, math, os, socket, time
 from pathlib import Path
@@ -118,13 +118,19 @@ def uninterrupted(alone_after: int = STEPS) -> str:
 
 
 def recovers(
-    lose: Callable[[muster.Cluster], object], *, are_all_new: bool = False, is_left_alone: bool = False, **options: Any
+    lose: Callable[[muster.Cluster], object],
+    *,
+    lost: str = "worker-1",
+    are_all_new: bool = False,
+    is_left_alone: bool = False,
+    **options: Any,
 ) -> None:
-    """Train on two workers, lose the second of them on the way, and see what is learnt.
+    """Train on two workers, lose one of them on the way, and see what is learnt.
 
     Args:
-        lose: has the second worker lost.
-        are_all_new: whether the first one is launched again with it.
+        lose: has it lost.
+        lost: which one; rank 0 keeps the checkpoint, so that the first needs a folder for that which outlives it.
+        are_all_new: whether the other one is launched again with it.
         is_left_alone: whether the second one cannot be launched again, and the first goes on without it.
         options: of ``run_cluster``.
     """
@@ -143,7 +149,7 @@ def recovers(
     for worker in ("worker-0",) if is_left_alone else ("worker-0", "worker-1"):
         assert f"attempt 2 goes on at step {PAUSE}" in recorded.logs(worker)
         assert recorded.logs(worker).rpartition("weight ")[2].split()[0] == weight
-    how = "worker-1 was replaced; 1 worker has stayed"
+    how = f"{lost} was replaced; 1 worker has stayed"
     if are_all_new:
         how = "All workers were launched anew"
     if is_left_alone:

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,13 +20,14 @@ from typing import Any
 
 import muster
 import pytest
-from muster.errors import LaunchRefused, MusterError, WorkerLost, WorkerOutOfMemory
+from muster.errors import JobError, LaunchRefused, MusterError, WorkerLost, WorkerOutOfMemory
 from muster.job import Status
 from muster.platforms.containers import platform as module
 from muster.platforms.containers.engine import connect
 from muster.platforms.containers.images import own_folders, tiny_image
 from muster.platforms.containers.platform import ContainersPlatform
 from muster.platforms.containers.refusals import asking
+from muster.platforms.containers.volumes import binds
 
 from tests.platforms import containers_docker
 from tests.platforms.container_engine import ContainerEngine
@@ -72,6 +74,47 @@ def test_two_containers_train_and_share_nothing(either_engine: ContainerEngine, 
     assert {entry["owner"] for entry in said} == {os.getuid()}
     assert sorted(path.name for path in (found.run_dir / "results").iterdir()) == ["model-0", "model-1"]
     eventually(lambda: either_engine.left_behind() == [], "nothing is left", timeout=30)
+
+
+def test_folders_and_volumes_are_mounted_as_docker_run_does(either_engine: ContainerEngine, project: Path) -> None:
+    (project / "data").mkdir()
+    (project / "data" / "set").write_text("forty gigabytes")
+    (project / "kept").mkdir()
+    (project / "train.py").write_text(
+        "import os\n"
+        "from pathlib import Path\n"
+        "print(Path('/data/set').read_text(), os.access('/data', os.W_OK), os.path.ismount('/volume'))\n"
+        "Path('/kept', os.environ['RANK']).touch()\n"
+    )
+    volumes = ["./data:/data:ro", f"{project}/kept:/kept", "muster-named:/volume"]
+    found = run("train.py", project=["train.py"], volumes=volumes)
+    assert found.logs("worker-0") == "forty gigabytes False True\n"
+    assert {path.name: path.stat().st_uid for path in (project / "kept").iterdir()} == dict.fromkeys("01", os.getuid())
+    either_engine.run("volume", "rm", "muster-named")  # it was left, as somebody has named it
+    eventually(lambda: either_engine.left_behind() == [], "nothing is left", timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("volume", "why"),
+    [
+        ("/nowhere:/data", "there is no /nowhere on this machine"),
+        ("/tmp", "no absolute path as its target"),
+        ("/tmp:data", "no absolute path as its target"),
+        ("/tmp:/data:ro:z", "no absolute path as its target"),
+        ("a b:/data", "'a b' is neither a path nor the name of a volume"),
+        (":/data", "'' is neither a path nor the name of a volume"),
+        ("/tmp:/", "/ is where the worker's own files are"),
+        ("/tmp:/muster/../muster/run", "is where the worker's own files are"),
+    ],
+)
+def test_a_volume_that_cannot_be_mounted(volume: str, why: str) -> None:
+    with pytest.raises(JobError, match=why) as caught:
+        binds([volume], is_here=True)
+    assert "docker run -v" in str(caught.value)
+
+
+def test_a_folder_of_another_machine_is_not_looked_for_here() -> None:
+    assert binds(["/nowhere:/data", "name:/x:ro,z"], is_here=False) == ["/nowhere:/data", "name:/x:ro,z"]
 
 
 def test_clean_removes_the_image_that_no_container_uses(project: Path, engine: Podman) -> None:
@@ -199,6 +242,27 @@ def seconds_until_a_kill_is_named(engine: ContainerEngine) -> float:
     told = connect(engine.url).client.events(since=began, until=int(time.time()) + 1, decode=True)
     (died,) = (event for event in told if event["Action"] == "die" and event["Actor"]["Attributes"]["name"] == name)
     return min(named) - float(died["timeNano"]) / 1e9
+
+
+def test_scripts_save_before_a_container_that_is_stopped_is_killed(
+    either_engine: ContainerEngine, project: Path
+) -> None:
+    (project / "train.py").write_text(
+        "import time\nfrom muster.training import preempted\nprint('started', flush=True)\n"
+        "while not preempted():\n    time.sleep(0.05)\n"
+        "print('saved', flush=True)\ntime.sleep(600)\n"
+    )
+    running = run("train.py", wait=False)
+    for worker in ("worker-0", "worker-1"):
+        has_started(running, worker)
+    (name,) = (name for name in either_engine.containers() if name.endswith("worker-1"))
+    stop = threading.Thread(target=either_engine.run, args=("stop", name))
+    stop.start()
+    eventually(lambda: all("saved" in running.logs(f"worker-{index}") for index in range(2)), "both have saved")
+    either_engine.run("kill", name)  # which would be the end of the time that the engine gives it
+    stop.join()
+    with pytest.raises(WorkerLost, match="worker-1 was taken away: Its container was killed"):
+        running.wait()
 
 
 def test_a_container_that_is_removed_is_named(either_engine: ContainerEngine, project: Path) -> None:
@@ -439,16 +503,6 @@ def test_a_user_who_may_not_use_the_socket(either_engine: ContainerEngine) -> No
     said = subprocess.run(command, env=environment(), capture_output=True, text=True).stderr
     assert "This user may not use the container engine at" in said
     assert "usermod -aG docker" in said
-
-
-def test_an_image_that_cannot_be_had(engine: Podman, project: Path) -> None:
-    (project / "train.py").write_text("print('never')\n")
-    with pytest.raises(MusterError) as raised:
-        run("train.py", 1, image="localhost:1/nowhere:1")
-    assert "localhost:1/nowhere:1 could not be pulled: the registry does not answer" in raised.value.message
-    assert "Try:" not in raised.value.message
-    assert raised.value.advice == "whether this machine reaches it, or image= another name"
-    assert raised.value.log is None, "nothing has been written there"
 
 
 def test_a_network_that_is_not_there(either_engine: ContainerEngine, project: Path) -> None:

@@ -1,9 +1,8 @@
-"""What only Docker does: it pulls from a real registry, and takes its containers along when it is stopped."""
+"""What only Docker does: it takes its containers along when it is stopped."""
 
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import muster
 import pytest
 from muster.agent.claims import claim
-from muster.errors import MusterError, PlatformError, WorkerLost
+from muster.errors import PlatformError, WorkerLost
 from muster.job import Resources, Status
 from muster.platforms import machine
 from muster.platforms.containers import platform as module
@@ -20,7 +19,6 @@ from muster.platforms.containers.platform import ContainersPlatform
 
 from tests.platforms.containers_docker import Docker
 from tests.platforms.test_containers import NAMED_SECONDS
-from tests.pools.test_cut_links import Proxy
 from tests.support import Run, eventually, shell
 
 GPU = f"GPU-{os.getpid()}-docker"  # a name that no other test uses at the same time
@@ -33,70 +31,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture
-def registry(docker: Docker) -> Iterator[str]:
-    """The address of a registry that runs."""
-    yield docker.start_registry()
-    docker.stop_registry()
-
-
 def run(script: str, n: int = 2, **options: Any) -> muster.Cluster:
     Path("train.py").write_text(script)
     options = {"strategy": "processes", "memory": 0.5, "timeout_seconds": 120, **options}
     cluster: muster.Cluster = muster.run_cluster(n, worker_script="train.py", platform="containers", **options).cluster
     return cluster
-
-
-def test_an_image_is_pulled_and_that_is_told(docker: Docker, registry: str) -> None:
-    image = f"{registry}/team/python:1"
-    docker.add_python(image)
-    docker.run("push", image)
-    docker.run("rmi", image)
-    events: list[Any] = []
-    found = run("import sys\nprint(sys.executable)\n", image=image, observers=[events.append])
-    assert found.logs("worker-1") == "/usr/bin/python3\n"
-    told = [str(event) for event in events if "pulling the image" in str(event)]
-    assert told, "nothing was told of the pull"
-    docker.run("rmi", image)
-
-
-def test_how_far_a_pull_is_comes_in_percent(docker: Docker, registry: str) -> None:
-    """The network is slow until that is seen; the small layer comes first, and is not taken for the whole image."""
-    host, _, port = registry.partition(":")
-    slow = Proxy(host, int(port), pause=0.02)
-    pushed, image = f"{registry}/team/layers", f"127.0.0.1:{slow.port}/team/layers:2"
-    docker.add_layer(docker.add_empty(), "large", os.urandom(12_000_000), f"{pushed}:1")
-    docker.add_layer(f"{pushed}:1", "small", b"soon there", f"{pushed}:2")
-    docker.run("push", f"{pushed}:2")
-    docker.run("rmi", f"{pushed}:2", f"{pushed}:1")
-    percents: list[int] = []
-
-    def observe(event: Any) -> None:
-        found = re.search(rf"pulling the image {image}: (\d+) % of 12\.\d MB", str(event))
-        percents.extend(int(percent) for percent in (found.groups() if found else ()))
-        if percents and percents[-1] > 0:
-            slow.pause = 0.0
-
-    try:
-        with pytest.raises(MusterError, match="There is no python3 in the image|does not have the program"):
-            run("print('never')\n", 1, image=image, observers=[observe])
-    finally:
-        slow.close()
-    assert percents == sorted(percents)
-    assert [percent for percent in percents if 0 < percent < 100], percents
-    docker.run("rmi", image)
-
-
-def test_an_image_that_the_registry_does_not_have(docker: Docker, registry: str) -> None:
-    with pytest.raises(MusterError, match="could not be pulled: the registry has no such image"):
-        run("print('never')\n", 1, image=f"{registry}/team/nowhere:1")
-
-
-def test_a_registry_that_does_not_run(docker: Docker) -> None:
-    image = f"{docker.start_registry()}/team/python:2"
-    docker.stop_registry()
-    with pytest.raises(MusterError, match="could not be pulled: the registry does not answer"):
-        run("print('never')\n", 1, image=image)
 
 
 def test_a_daemon_that_is_stopped_takes_its_containers_along(docker: Docker, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import ipaddress
 import itertools
+import json
 import os
 import socket
 import subprocess
@@ -23,7 +25,8 @@ from muster.errors import PlatformUnsupported
 from muster.job import Status, Worker
 from muster.platforms.containers import platform as module
 from muster.platforms.containers import states, worker
-from muster.platforms.containers.engine import candidates, connect
+from muster.platforms.containers.addresses import candidates
+from muster.platforms.containers.engine import connect
 from muster.platforms.containers.guard import containers_with
 from muster.platforms.containers.images import outermost, own_folders, pull, tiny_archive
 from muster.platforms.containers.network import free_subnet
@@ -45,7 +48,9 @@ from tests.support import Run, environment, eventually
 def no_contexts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Hide the developer's own settings of engines from the tests."""
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    for name in ("DOCKER_HOST", "DOCKER_CONTEXT", "CONTAINER_HOST"):
+    monkeypatch.setenv("CONTAINERS_CONF", str(tmp_path / "containers.conf"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in ("DOCKER_HOST", "DOCKER_CONTEXT", "CONTAINER_HOST", "CONTAINER_CONNECTION"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -54,11 +59,53 @@ def no_contexts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     [
         ("unix:///mine", {"DOCKER_HOST": "unix:///docker"}, "unix:///mine"),
         (None, {"DOCKER_HOST": "tcp://far:2376", "CONTAINER_HOST": "unix:///podman"}, "tcp://far:2376"),
-        (None, {"CONTAINER_HOST": "unix:///podman"}, "unix:///podman"),
+        (None, {"CONTAINER_HOST": "unix:///podman", "CONTAINER_CONNECTION": "mine"}, "unix:///podman"),
+        (None, {"CONTAINER_HOST": "unix://run/podman.sock"}, "unix:///run/podman.sock"),  # as Podman takes it
     ],
 )
 def test_the_engine_that_is_named_is_the_only_one(asked: str | None, environ: dict[str, str], url: str) -> None:
     assert [found.url for found in candidates(asked, environ)] == [url]
+
+
+def destination(name: str, uri: str, *, is_default: bool = False) -> str:
+    """What Podman's settings say of a connection."""
+    default = f'active_service = "{name}"\n' if is_default else ""
+    return f'[engine]\n{default}[engine.service_destinations.{name}]\nuri = "{uri}"\n'
+
+
+def test_settings_of_podman_that_are_read_later_count_more(tmp_path: Path) -> None:
+    home = tmp_path / "containers"
+    (home / "containers.conf.d").mkdir(parents=True)
+    environ = {"XDG_CONFIG_HOME": str(tmp_path), "DOCKER_CONFIG": str(tmp_path)}
+    (home / "containers.conf").write_text(destination("one", "unix:///one", is_default=True))
+    assert [found.url for found in candidates(None, environ)] == ["unix:///one"]
+    (home / "containers.conf.d" / "more.conf").write_text(destination("one", "unix:///other"))
+    assert [found.url for found in candidates(None, environ)] == ["unix:///other"]
+    of_podman_5 = {"Default": "two", "Connections": {"two": {"URI": "tcp://far:1"}, "three": {"URI": "unix:///three"}}}
+    (home / "podman-connections.json").write_text(json.dumps({"Connection": of_podman_5}))
+    assert [found.url for found in candidates(None, environ)] == ["tcp://far:1"]
+    assert [found.url for found in candidates(None, {**environ, "CONTAINER_CONNECTION": "one"})] == ["unix:///other"]
+    with pytest.raises(PlatformUnsupported, match="Podman has no connection 'four', which CONTAINER_CONNECTION names"):
+        candidates(None, {**environ, "CONTAINER_CONNECTION": "four"})
+    (home / "containers.conf").write_text("[engine\n")
+    with pytest.raises(PlatformUnsupported, match="address of the container engine cannot be read from .*containers"):
+        candidates(None, environ)
+
+
+def test_a_context_that_is_not_there_or_has_certificates(tmp_path: Path) -> None:
+    environ = {"DOCKER_CONFIG": str(tmp_path), "DOCKER_CONTEXT": "mine"}
+    with pytest.raises(PlatformUnsupported, match="Docker has no context 'mine', which DOCKER_CONTEXT names"):
+        candidates(None, environ)
+    context = hashlib.sha256(b"mine").hexdigest()
+    (tmp_path / "contexts" / "meta" / context).mkdir(parents=True)
+    described = {"Name": "mine", "Endpoints": {"docker": {"Host": "tcp://far:2376"}}}
+    (tmp_path / "contexts" / "meta" / context / "meta.json").write_text(json.dumps(described))
+    assert [found.url for found in candidates(None, environ)] == ["tcp://far:2376"]
+    certificates = tmp_path / "contexts" / "tls" / context / "docker"
+    certificates.mkdir(parents=True)
+    with pytest.raises(PlatformUnsupported, match="has certificates of its own") as raised:
+        candidates(None, environ)
+    assert f"DOCKER_HOST=tcp://far:2376 DOCKER_TLS_VERIFY=1 DOCKER_CERT_PATH={certificates}" in str(raised.value.advice)
 
 
 def test_a_rootless_podman_is_found_at_its_usual_place(tmp_path: Path) -> None:
@@ -73,7 +120,7 @@ def test_a_folder_of_sockets_that_this_user_may_not_look_into(tmp_path: Path) ->
     """As root's Podman has one: another engine, which the user may use, is found all the same."""
     tmp_path.chmod(0o700)
     program = (
-        "import os, sys; from muster.platforms.containers.engine import candidates\n"
+        "import os, sys; from muster.platforms.containers.addresses import candidates\n"
         "candidates(None, {})  # with everything imported that an ordinary user may not read here\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "print(*(found.url for found in candidates(None, {'XDG_RUNTIME_DIR': sys.argv[1]})))\n"

@@ -16,32 +16,11 @@ import pytest
 
 from tests.mpi.conftest import Installed, adds_up
 from tests.platforms.containers_podman import why_not
+from tests.platforms.each_strategy import ADDS_UP
 from tests.support import environment
 
 REPOSITORY = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
-ON_DOCKER = pytest.param("docker", marks=pytest.mark.elsewhere)
-# Each of two workers adds one to a variable of a server, and then waits for the other.
-PARAMETER_SERVERS = """\
-import os, time
-import tensorflow as tf
-tf1 = tf.compat.v1
-
-def run(cluster, server, task_index):
-    with tf.Graph().as_default():
-        with tf.device('/job:ps/task:0'):
-            total = tf1.get_variable('total', initializer=0.0, use_resource=True)
-        add, missing = total.assign_add(1.0, use_locking=True), tf1.report_uninitialized_variables()
-        with tf1.Session(server.target) as session:
-            if not task_index:
-                session.run(total.initializer)
-            while session.run(missing).size:
-                time.sleep(0.1)
-            session.run(add)
-            while session.run(total) < 2:
-                time.sleep(0.1)
-            print('both have added in', os.uname().nodename, flush=True)
-"""
 
 
 @pytest.fixture(params=["engine"])
@@ -66,7 +45,8 @@ def train(
     [
         ("engine", 3, "horovodrun"),
         ("engine", 2, "agents"),
-        *(pytest.param("docker", 2, launcher, marks=pytest.mark.elsewhere) for launcher in ("horovodrun", "agents")),
+        pytest.param("docker", 2, "horovodrun", marks=pytest.mark.elsewhere),
+        pytest.param("docker", 3, "agents", marks=pytest.mark.elsewhere),
     ],
     indirect=["train"],
 )
@@ -85,16 +65,22 @@ def test_horovod(train: Callable[..., muster.Cluster], workers: int, launcher: s
     assert [tuple(value) for value in values] == [(f"worker-{index}", expected) for index in range(workers)]
 
 
-@pytest.mark.parametrize("train", ["engine", ON_DOCKER], indirect=True)
-def test_parameter_servers(train: Callable[..., muster.Cluster], tmp_path: Path) -> None:
-    (tmp_path / "task.py").write_text(PARAMETER_SERVERS)
-    found = train(2, "task.py", n_ps=1, strategy="parameter_server")
-    ends = [found.logs(f"worker-{index}").rstrip().rpartition("\n")[2] for index in range(2)]
-    assert ends == ["both have added in worker-0", "both have added in worker-1"]
+@pytest.mark.parametrize(
+    ("train", "workers", "servers"),
+    [("engine", 2, 1), pytest.param("docker", 3, 1, marks=pytest.mark.elsewhere)],
+    indirect=["train"],
+)
+def test_parameter_servers(train: Callable[..., muster.Cluster], tmp_path: Path, workers: int, servers: int) -> None:
+    (tmp_path / "task.py").write_text(ADDS_UP)
+    found = train(workers, "task.py", n_ps=servers, strategy="parameter_server")
+    ends = [found.logs(f"worker-{index}").rstrip().rpartition("\n")[2] for index in range(workers)]
+    assert ends == [f"all have added worker-{index} {servers}" for index in range(workers)]
 
 
-@pytest.mark.parametrize("train", ["engine", ON_DOCKER], indirect=True)
-def test_multi_worker_mirrored(train: Callable[..., muster.Cluster]) -> None:
+@pytest.mark.parametrize(
+    ("train", "workers"), [("engine", 2), pytest.param("docker", 3, marks=pytest.mark.elsewhere)], indirect=["train"]
+)
+def test_multi_worker_mirrored(train: Callable[..., muster.Cluster], workers: int) -> None:
     def total() -> float:
         import tensorflow as tf
 
@@ -106,7 +92,7 @@ def test_multi_worker_mirrored(train: Callable[..., muster.Cluster]) -> None:
 
         return float(strategy.run(rank))
 
-    assert train(2, total, strategy="multi_worker").result.values == [3.0, 3.0]
+    assert train(workers, total, strategy="multi_worker").result.values == [workers * (workers + 1) / 2] * workers
 
 
 @pytest.mark.parametrize(
@@ -116,14 +102,17 @@ def test_mpi(train: Callable[..., muster.Cluster], workers: int, mpi: Installed)
     adds_up(train(workers, mpi.program, strategy=mpi.strategy(), wait=False), workers)
 
 
-@pytest.mark.parametrize("train", ["engine", ON_DOCKER], indirect=True)
-def test_processes(train: Callable[..., muster.Cluster]) -> None:
+@pytest.mark.parametrize(
+    ("train", "workers"), [("engine", 3), pytest.param("docker", 2, marks=pytest.mark.elsewhere)], indirect=["train"]
+)
+def test_processes(train: Callable[..., muster.Cluster], workers: int) -> None:
     def where() -> str:
         import os
 
         return os.uname().nodename
 
-    assert train(3, where, strategy="processes").result.values == ["worker-0", "worker-1", "worker-2"]
+    values = train(workers, where, strategy="processes").result.values
+    assert values == [f"worker-{index}" for index in range(workers)]
 
 
 ELSEWHERE = """

@@ -561,7 +561,9 @@ def test_horovodrun_starts_the_ranks_of_several_workers_of_a_host(start: Start, 
         "hvd.init()\n"
         "print(os.uname().nodename, float(hvd.allreduce(tf.constant(hvd.rank() + 1.0), op=hvd.Sum)))\n"
     )
-    cluster = start(0, wait=True, strategy="horovod", memory=2, timeout_seconds=240, hosts=["h1:2"])
+    # Its login to each of them is what is tried here.
+    options = {"strategy": "horovod", "launcher": "horovodrun", "memory": 2, "timeout_seconds": 240}
+    cluster = start(0, wait=True, hosts=["h1:2"], **options)
     assert [cluster.logs(f"worker-{index}").split("\n")[-2] for index in range(2)] == ["h1 3.0", "h1 3.0"]
     # What TensorFlow's own imports leave for the user.
     hosts.hosts["h1"].run("rm -rf /root/.keras /root/.config /root/.cache/matplotlib")

@@ -13,6 +13,7 @@ import pytest
 
 from tests.mpi.conftest import Installed, adds_up
 from tests.notebooks.test_notebooks import NOTEBOOKS, Executed
+from tests.platforms.each_strategy import ADDS_UP
 from tests.platforms.hosts_network import Network
 from tests.support import QUICK_KERAS
 
@@ -29,9 +30,8 @@ def train(hosts: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setenv("PYTHONPATH", f"{quick}{os.pathsep}{os.environ['PYTHONPATH']}")
 
     def run(n: int, script: Any, **options: Any) -> muster.Cluster:
-        cluster: muster.Cluster = muster.run_cluster(
-            n, worker_script=script, memory=2, timeout_seconds=240, platform="hosts", hosts=THREE, **options
-        ).cluster
+        options = {"memory": 2, "timeout_seconds": 240, "hosts": THREE, **options}
+        cluster: muster.Cluster = muster.run_cluster(n, worker_script=script, platform="hosts", **options).cluster
         return cluster
 
     yield run
@@ -66,30 +66,10 @@ def test_horovod_whose_ranks_agents_start(train: Callable[..., muster.Cluster]) 
 
 
 def test_parameter_servers(train: Callable[..., muster.Cluster], tmp_path: Path) -> None:
-    (tmp_path / "task.py").write_text(
-        "import os, time\n"
-        "import tensorflow as tf\n"
-        "tf1 = tf.compat.v1\n"
-        "\n"
-        "def run(cluster, server, task_index):\n"
-        "    with tf.Graph().as_default():\n"
-        "        with tf.device('/job:ps/task:0'):\n"
-        "            total = tf1.get_variable('total', initializer=0.0, use_resource=True)\n"
-        "        add, missing = total.assign_add(1.0, use_locking=True), tf1.report_uninitialized_variables()\n"
-        "        with tf1.Session(server.target) as session:\n"
-        "            if not task_index:\n"
-        "                session.run(total.initializer)\n"
-        "            while session.run(missing).size:\n"
-        "                time.sleep(0.1)\n"
-        "            session.run(add)\n"
-        "            while session.run(total) < 2:\n"
-        "                time.sleep(0.1)\n"
-        "            print('both have added on', os.uname().nodename, flush=True)\n"
-    )
-    found = train(2, "task.py", n_ps=1, strategy="parameter_server")
-    ends = {found.logs(f"worker-{index}").rstrip().rpartition("\n")[2] for index in range(2)}
-    assert len(ends) == 2
-    assert all(line.startswith("both have added on h") for line in ends)
+    (tmp_path / "task.py").write_text(ADDS_UP)
+    found = train(3, "task.py", n_ps=2, strategy="parameter_server", hosts=["h1:2", "h2:2", "h3:1"])
+    ends = [found.logs(f"worker-{index}").rstrip().rpartition("\n")[2] for index in range(3)]
+    assert ends == ["all have added h2 2", "all have added h2 2", "all have added h3 2"], "servers come first, on h1"
 
 
 def test_multi_worker_mirrored(train: Callable[..., muster.Cluster]) -> None:

@@ -135,7 +135,9 @@ def test_ranks_that_horovodrun_starts_on_a_pool_are_forks_with_their_imports(
     said = []
     with muster.pool(2, memory=2, timeout_seconds=240, dashboard=False, platform=platform) as pool:
         for _ in range(2):
-            cluster = pool.run_cluster(strategy="horovod", worker_script="train.py", dashboard=False).cluster
+            cluster = pool.run_cluster(
+                strategy="horovod", launcher="horovodrun", worker_script="train.py", dashboard=False
+            ).cluster
             said.append([cluster.logs(f"worker-{index}").splitlines()[-1] for index in range(2)])
             eventually(lambda: "importing" not in repr(pool), "the imports for the next run", timeout=120)
     assert said == [["False 2"] * 2, ["True 2"] * 2]

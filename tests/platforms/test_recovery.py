@@ -41,11 +41,14 @@ def test_a_host_that_starts_anew_gets_its_worker_again(hosts: Network, folder: P
 
 
 def test_a_container_that_is_killed_is_replaced(either_engine: ContainerEngine, folder: Path) -> None:
+    kept = folder.parent / "kept"
+    kept.mkdir()
+
     def kill(running: muster.Cluster) -> None:
         names = either_engine.containers()
-        either_engine.run("kill", next(name for name in names if name.endswith("worker-1")))
+        either_engine.run("kill", next(name for name in names if name.endswith("worker-0")))
 
-    recovers(kill, platform="containers")
+    recovers(kill, lost="worker-0", platform="containers", volumes=[f"{kept}:/kept"], env={"KEPT": "/kept"})
     eventually(lambda: either_engine.left_behind() == [], "nothing is left", timeout=30)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -36,6 +37,7 @@ from muster.platforms.slurm.queue import POLL_SECONDS, Queue
 from muster.platforms.slurm.site import HERE
 
 from tests.platforms.each_strategy import TENSORFLOW, Training, each_strategy
+from tests.platforms.in_a_terminal import Terminal
 from tests.platforms.slurm_engine import Engine
 from tests.support import Run, command_line, environment, eventually, shell
 
@@ -43,6 +45,7 @@ NOTEBOOK = (
     "import muster, sys; muster.run_cluster(2, strategy='processes', worker_script='endless.py', platform='slurm',"
     " nodes='2', memory=0.5, sbatch_args=tuple(sys.argv[1:]))"
 )
+CONSTRAINTS = ("new", "new|fast", "[new|fast]", "new|fast&new", "new*1", "[fast*1&new*1]", "[fast*2&new*1]", "fast,new")
 ENDLESS = "import time\nprint('started', flush=True)\ntime.sleep(600)\n"
 
 
@@ -60,6 +63,20 @@ def run(script: str, n: int = 2, **options: Any) -> muster.Cluster:
     options = {"strategy": "processes", "memory": 0.5, "timeout_seconds": 120, "nodes": str(n), **options}
     cluster: muster.Cluster = muster.run_cluster(n, worker_script=script, platform="slurm", **options).cluster
     return cluster
+
+
+def asked(constraint: str, count: int, cores: int, folder: Path) -> tuple[bool, bool]:
+    """Return whether the platform refuses workers for what nodes have, and whether Slurm would take their job."""
+    platform, each = SlurmPlatform(constraint=constraint), Resources(cores, 0.1)
+    try:
+        platform.shortages([each] * count)
+        is_refused = False
+    except ResourceError:
+        is_refused = True
+    workers = Run(folder)
+    text = platform.submission_text([workers.spec(f"worker-{number}", resources=each) for number in range(count)])
+    workers.remove()
+    return is_refused, HERE.run("sbatch", "--test-only", given=text)[0] == 0
 
 
 def folders_of_agents() -> list[Path]:
@@ -144,11 +161,21 @@ def test_no_more_of_the_environment_is_sent_than_the_user_says(
 
 
 def test_a_session_that_is_a_job_itself_needs_no_way_to_the_login_node(project: Path, slurm: Engine) -> None:
-    (project / "train.py").write_text("import os\nprint(os.uname().nodename)\n")
+    (project / "train.py").write_text(
+        f"import os, time\nprint(os.uname().nodename, flush=True)\nwhile not os.path.exists({str(project / 'go')!r}):\n"
+        "    time.sleep(0.1)\n"
+    )
     told = "-p slurm -s processes -n 2 --nodes 2 --memory 0.5 train.py"
-    command = f"cd {project} && MUSTER_DASHBOARD=off {sys.executable} -m muster run {told} > out 2>&1; echo $? > status"
-    slurm.submit("--nodes=2", "--ntasks=2", "--cpus-per-task=2", "--mem-per-cpu=1000", command=command)
-    status = project / "status"
+    command = (
+        f"cd {project} && MUSTER_DASHBOARD=plain {sys.executable} -m muster run {told} > out 2>&1; echo $? > status"
+    )
+    job = slurm.submit("--nodes=2", "--ntasks=2", "--cpus-per-task=2", "--mem-per-cpu=1000", command=command)
+    out, status = project / "out", project / "status"
+    eventually(lambda: out.exists() and "training" in out.read_text(), "it trains", timeout=120)
+    within = ("srun", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1", sys.executable, "-m", "muster")
+    reached = 'train.py", line 4'
+    eventually(lambda: slurm.run(*within, "stacks", "last").count(reached) == 2, "a step of the job reaches it", 30)
+    (project / "go").touch()
     said = eventually(lambda: status.exists() and status.read_text(), "the job has ended", timeout=120)
     assert said == "0\n", (project / "out").read_text()
     logs = muster.open_run("last").run_dir / "logs"
@@ -270,6 +297,28 @@ def test_inside_a_job_the_workers_are_a_step_of_it(
     notebook.wait()
     eventually(lambda: slurm.run("squeue", "-h", "-s", "-o", "%i").split() in no_step, "no step is left", 20)
     assert slurm.run("squeue", "-h", "-o", "%i %T").split() == [job, "RUNNING"]
+
+
+def test_in_an_allocation_of_a_terminal_runs_are_steps_and_leave_the_job_alone(project: Path, slurm: Engine) -> None:
+    command = ["salloc", "--nodes=2", "--ntasks=2", "--mem-per-cpu=1000"]
+    variables = environment(PATH=slurm.path, TERM="xterm", MUSTER_DASHBOARD="plain")
+    options = "-p slurm -s processes -n 2 --nodes 2 --memory 0.5 endless.py; echo ended with $?"
+    with Terminal(command, variables) as terminal:
+        terminal.read_until("Granted job allocation")
+        (job,) = slurm.jobs()
+        terminal.type(f"{sys.executable} -m muster plan {options}")
+        terminal.read_until(f"workers run on slurm, steps of job {job},")
+        terminal.read_until(rf"srun --job-name=muster --jobid={job} --overlap --nodes=2 .*\r\nended with 0\r\n")
+        terminal.type(f"{sys.executable} -m muster run {options}")
+        terminal.read_until("running the script")
+        steps = slurm.run("squeue", "-h", "-s", "-o", "%i %j").split()
+        terminal.interrupt()
+        terminal.read_until(r"stopped after [\s\S]*\r\nInterrupted\.\r\nended with 130\r\n")
+        assert re.fullmatch(rf"{job}\.0 muster-.*", " ".join(steps))
+        assert "SBATCH" not in terminal.said
+        assert slurm.run("squeue", "-h", "-o", "%i %T").split() == [job, "RUNNING"]
+        terminal.type("exit")
+        terminal.read_until("Relinquishing job allocation")
 
 
 @each_strategy
@@ -400,6 +449,33 @@ def test_what_can_never_run_is_refused_at_once(
     with pytest.raises(error, match=said):
         run("endless.py", **options)
     assert slurm.jobs() == []
+
+
+def test_nothing_is_refused_for_its_constraint_that_slurm_would_take(
+    project: Path, slurm: Engine, tmp_path: Path
+) -> None:
+    of_nodes = {"n1": "fast,new", "n2": "fast"}
+    for node, features in of_nodes.items():
+        slurm.run(
+            "scontrol", "update", f"NodeName={node}", f"AvailableFeatures={features}", f"ActiveFeatures={features}"
+        )
+    try:
+        found = {
+            (constraint, count, cores): asked(constraint, count, cores, tmp_path)
+            for constraint in CONSTRAINTS
+            for count, cores in ((1, 5), (2, 4), (5, 1))
+        }
+    finally:
+        for node in of_nodes:
+            slurm.run("scontrol", "update", f"NodeName={node}", "AvailableFeatures=", "ActiveFeatures=")
+    assert not [case for case, (is_refused, is_taken) in found.items() if is_refused and is_taken]
+    refused = [
+        (count, cores)
+        for (constraint, count, cores), (is_refused, _) in found.items()
+        if is_refused and constraint == "new"
+    ]
+    assert refused == [(1, 5), (2, 4), (5, 1)]
+    assert [found["[fast*1&new*1]", 2, 4], found["[fast*1&new*1]", 5, 1]] == [(False, True)] * 2
 
 
 def test_the_script_of_a_plan_is_one_that_slurm_takes(project: Path, slurm: Engine) -> None:

@@ -34,8 +34,8 @@ from muster.platforms.slurm.platform import SlurmPlatform
 from muster.records import scratch
 
 from benchmarks.idle import Idle
+from benchmarks.simulated_agents import PROGRESS, simulated_agents
 from benchmarks.slurm_load import Simulated
-from benchmarks.thousand_agents import PROGRESS, simulated_agents
 from tests.platforms.each_strategy import TENSORFLOW, Training, each_strategy
 from tests.platforms.slurm_login import NAME, NO_FORWARDING, NO_PYTHON, NO_SLURM, OLD_PYTHON, TERMINAL, LoginMachine
 from tests.platforms.slurm_stand_in import StandIn
@@ -229,7 +229,7 @@ def test_hundreds_of_agents_come_through_one_login(
                 relayed = [pid for pid in login.pids() if "sys.stdin.buffer.raw" in command_line(pid)]
                 assert sum(len([*Path(f"/proc/{pid}/fd").iterdir()]) for pid in relayed) > 2 * HUNDREDS
                 eventually(lambda: len(heard) == HUNDREDS, "all agents have reported", 60)
-            assert all(channel.recv() for channel in channels), "the agents have been told to stop"
+            assert all(channel.recv().stopped_at for channel in channels), "the agents have been told to stop"
     finally:
         login.old.unlink()
     assert len(stand_in.asked("sbatch --parsable")) == 1

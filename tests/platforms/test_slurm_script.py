@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import marshal
 import os
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from muster.agent import frames, removal, unpacking
+from muster.agent import frames, removal, slurm_bootstrap, unpacking
 from muster.errors import JobError, ResourceError
 from muster.job import Resources
 from muster.platforms import agent_package
@@ -452,51 +451,58 @@ def test_a_task_that_is_to_end_before_its_agent_runs_tells_its_end(
     files = {"worker.py": f"import signal, time\ndef main(path):\n    {agent}\n".encode()}
     for name in ("__init__.py", "forking.py", "linux.py", "removal.py"):
         files[name] = Path(removal.__file__).with_name(name).read_bytes()
-    package = zlib.compress(marshal.dumps({"": files}))
+    packed = {name: (zlib.compress(source), b"") for name, source in files.items()}
+    (tmp_path / slurm_bootstrap.PACKED).write_bytes(marshal.dumps(("", packed)))
     (tmp_path / "worker-0.stop").touch()
     program = (
-        "import base64, os, signal, sys; from muster.agent import slurm_bootstrap as bootstrap\n"
+        "import os, signal, sys; from muster.agent import slurm_bootstrap as bootstrap\n"
         "from muster.agent.unpacking import unpacked\n"
         "tell = bootstrap.tell\n"
         "def tell_and_be_told(path, **news):\n"
         "    tell(path, **news)\n"
-        "    'node' in news and len(sys.argv) > 3 and os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    'node' in news and len(sys.argv) > 2 and os.kill(os.getpid(), signal.SIGTERM)\n"
         "bootstrap.tell = tell_and_be_told\n"
-        "package = unpacked(base64.b64decode(sys.argv[2]), 'muster-agent-')\n"
-        "bootstrap.become_worker(package, sys.argv[1], '127.0.0.1')\n"
+        "bootstrap.become_worker(unpacked, 'muster-agent-', sys.argv[1], '127.0.0.1')\n"
     )
-    source = base64.b64encode(package).decode()
-    command = [sys.executable, "-c", program, str(tmp_path), source, *(["signal"] if "signal" in end else [])]
+    command = [sys.executable, "-c", program, str(tmp_path), *(["signal"] if "signal" in end else [])]
     assert subprocess.run(command, env={**os.environ, "SLURM_PROCID": "0"}, timeout=50).returncode == 1
     told = [json.loads(line) for line in (tmp_path / "worker-0.news").read_text().splitlines()]
     assert end.items() <= told[-1].items()
 
 
-def test_interpreters_of_the_session_s_version_run_what_that_has_compiled_and_others_the_source(
-    tmp_path: Path, other_python: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("version", ["this", "3.6", "3.8", "3.13"])
+def test_the_package_is_imported_from_memory_and_its_files_are_written_once_a_program_needs_them(
+    tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "version", "as of another build or patch release")
     (tmp_path / "packed").write_bytes(agent_package._packed.__wrapped__(True))
+    (tmp_path / "folder").mkdir()
     program = (
-        Path(unpacking.__file__).read_text() + "import pathlib\n"
-        "folder = sys.argv[1] + '/' + str(sys.version_info.minor)\n"
-        "os.mkdir(folder)\n"
-        "unpack(pathlib.Path(sys.argv[1], 'packed').read_bytes(), folder)\n"
-        "sys.path.insert(0, folder)\n"
+        Path(unpacking.__file__).read_text() + "import builtins, pathlib, subprocess, traceback\n"
+        "compiled = []\n"
+        "compile = lambda *args, **kwargs: compiled.append(args) or builtins.compile(*args, **kwargs)\n"
+        "make_importable(pathlib.Path('packed').read_bytes(), 'folder')\n"
         "import agent.worker\n"
-        "print(os.path.basename(agent.worker.__file__), os.path.exists(agent.worker.__cached__))\n"
+        "from agent.package import program\n"
+        "print(bool(compiled), os.listdir('folder'))\n"
+        "try: agent.worker.lock('nowhere')\n"
+        "except OSError: print('os.open(folder' in traceback.format_exc())\n"
+        "command = [sys.executable, '-I', '-S', program(), 'nothing', '']\n"
+        "print(os.path.relpath(program()), subprocess.call(command))\n"
+        "print(sorted(os.listdir('folder')), len(os.listdir('folder/agent')))\n"
     )
-
-    def said(python: str) -> str:
-        command = [python, "-B", "-I", "-c", program, str(tmp_path)]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    assert said(sys.executable) == "worker.py True\n"
-    assert said(other_python) == "worker.py False\n"
+    found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    if not found and version != "this":
+        pytest.skip(f"there is no Python {version}")
+    python = sys.executable if version == "this" else str(found[0])
+    done = subprocess.run([python, "-I", "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    sources = len([*agent_package.AGENT.glob("*.py")]) + 1
+    said = [f"{version != 'this'} []", "True", "folder/agent/__main__.py 1", f"['agent'] {sources}", ""]
+    assert (done.stdout.split("\n"), done.stderr) == (said, "no such role: nothing\n")
 
 
 def test_a_template_of_either_interpreter_finds_the_package(tmp_path: Path, other_python: str) -> None:
-    unpacking.unpack(packed_agent(has_bytecode=True), str(tmp_path))
+    unpacking.Package(packed_agent(has_bytecode=True), str(tmp_path)).write()
     for python in (sys.executable, other_python):
         ours, theirs = socket.socketpair()
         with ours, theirs:

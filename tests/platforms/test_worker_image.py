@@ -15,8 +15,10 @@ import pytest
 from tests.platforms.container_engine import ContainerEngine
 from tests.platforms.containers_docker import Docker
 from tests.platforms.containers_podman import Podman, why_not
+from tests.platforms.each_strategy import ADDS_UP
+from tests.platforms.ordinary import UID, home_of_user, run_as_user
 from tests.platforms.test_containers import run_in_container
-from tests.platforms.test_containers_training import PARAMETER_SERVERS
+from tests.platforms.test_containers_user import TRAINS
 from tests.support import eventually
 
 IMAGE = "muster-worker"
@@ -151,6 +153,21 @@ def test_without_an_sshd_in_it_the_agents_start_the_ranks_and_the_plan_says_why(
     assert "sshd: its image needs openssh-server" in note
 
 
+@pytest.mark.elsewhere
+def test_the_agents_start_the_ranks_of_a_user_who_has_no_account_in_it(docker_with_image: Docker) -> None:
+    """On Docker: Podman writes one for each user into its containers."""
+    with docker_with_image.given_to(UID), home_of_user() as home:
+        done = run_as_user(home, TRAINS, "horovod", IMAGE, DOCKER_HOST=docker_with_image.url, MUSTER_DASHBOARD="off")
+        assert done.returncode == 0, done.stderr
+    values, _, plan = json.loads(done.stdout.splitlines()[-1])
+    assert values == [[UID, UID, f"worker-{rank}", 3.0] for rank in range(2)]
+    (note,) = plan["notes"]
+    assert note.startswith(
+        "The workers' agents start the ranks, as horovodrun cannot: nobody can log in to worker-0 "
+        f"(the user id {UID} has no account: sshd lets nobody in)"
+    )
+
+
 def test_it_holds_no_key_and_nothing_of_muster_and_its_user_is_an_ordinary_one(
     engine_with_image: ContainerEngine,
 ) -> None:
@@ -171,8 +188,8 @@ for script, kind in (("train.py", {{"strategy": "horovod", "launcher": "horovodr
 @pytest.mark.elsewhere
 def test_a_session_in_a_container_trains_in_others(docker_with_image: Docker, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import horovod.tensorflow as hvd\nhvd.init()\nprint(hvd.rank(), hvd.size())\n")
-    (tmp_path / "task.py").write_text(PARAMETER_SERVERS)
+    (tmp_path / "task.py").write_text(ADDS_UP)
     said = run_in_container(docker_with_image, tmp_path, SESSION)
-    ends = [f"both have added in worker-{index}" for index in range(2)]
+    ends = [f"all have added worker-{index} 1" for index in range(2)]
     trained = [line for line in said.splitlines() if line.startswith("trained:")]
     assert trained == ["trained: 0 2 1 2", f"trained: {ends[0]} {ends[1]}"], said

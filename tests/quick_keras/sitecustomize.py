@@ -5,10 +5,14 @@ files that nothing here uses, and the first two alone take two of the six second
 starts. So they are hidden from Keras; everybody else still finds them. And nothing becomes garbage while TensorFlow is
 imported, so that it is not looked for, then or later, as in the processes of Muster's scripts. The test of the demo
 goes without this, as users do.
+
+Sessions that tests start have agents start Horovod's ranks where TESTS_HOROVOD_BY_AGENTS is set (tests/by_agents.py).
 """
 
 import gc
+import os
 import sys
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 
@@ -42,6 +46,27 @@ class WithoutCollections(SourceFileLoader):
         gc.freeze()
 
 
+class HorovodByAgents:
+    """A finder that gives Muster's strategies another default launcher of Horovod."""
+
+    @staticmethod
+    def find_spec(name: str, path: "Sequence[str] | None" = None, target: object = None) -> "ModuleSpec | None":
+        """Find the module with the table of strategies; nothing else."""
+        spec = PathFinder.find_spec(name, path) if name == "muster.strategies" else None
+        if spec and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = WithAnotherHorovod(name, spec.loader.path)
+        return spec
+
+
+class WithAnotherHorovod(SourceFileLoader):
+    """Imports the module with the table of strategies, and changes an entry."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module."""
+        super().exec_module(module)
+        module.STRATEGIES["horovod"] = "horovod_by_agents:HorovodByAgents"
+
+
 def importer() -> str:
     """The module whose import statement is being run."""
     frame = sys._getframe(2)
@@ -51,3 +76,5 @@ def importer() -> str:
 
 
 sys.meta_path.insert(0, QuickTensorFlow)
+if os.environ.get("TESTS_HOROVOD_BY_AGENTS"):
+    sys.meta_path.insert(0, HorovodByAgents)

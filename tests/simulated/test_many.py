@@ -34,6 +34,7 @@ FEW, MANY = 8, 32
 FREE = 90  # lines that a function may run beside those for its workers
 SPREAD = 0.2  # seconds over which workers do the same
 GATHERED = 0.05  # seconds in which the session takes what comes together, as its loop does
+ALONE = 0.001  # seconds between two messages that come alone
 AT = 12.0
 
 
@@ -100,6 +101,13 @@ def test_four_times_the_workers_are_four_times_the_work(happens: Callable[[Scene
     assert_linear(few, many)
 
 
+def test_workers_that_say_hello_one_after_the_other_are_no_more_work_each_if_there_are_many(tmp_path: Path) -> None:
+    few, many = (
+        lines_run(count, all_end_well, Journal(tmp_path / f"{count}.jsonl"), one_by_one=True) for count in (FEW, MANY)
+    )
+    assert_linear(few, many)
+
+
 @pytest.mark.parametrize("all_go", [False, True], ids=["one is lost", "all but one are lost"])
 def test_another_attempt_of_four_times_the_workers_is_four_times_the_work(
     monkeypatch: pytest.MonkeyPatch, checked: CheckedRun, all_go: bool
@@ -160,12 +168,17 @@ def test_very_many_workers_are_polled_less_often() -> None:
     assert pause(10_000) == 5
 
 
-def lines_run(n_workers: int, happens: Callable[[Scene], None], journal: Journal) -> Counter[str]:
-    """Count the lines that each function of the engine runs for a run of so many workers."""
+def lines_run(
+    n_workers: int, happens: Callable[[Scene], None], journal: Journal, one_by_one: bool = False
+) -> Counter[str]:
+    """Count the lines that each function of the engine runs for a run of so many workers.
+
+    Their hellos come in a few moments, or ``one_by_one``.
+    """
     with Scene(n_workers, limits=Limits(start=60, stall=500, run=500), observers=[journal]) as scene:
         for index, worker in enumerate(scene.workers.values()):
             later = GATHERED * round(SPREAD * index / n_workers / GATHERED)
-            worker.behaviour.hello_after = 0.1 + later
+            worker.behaviour.hello_after = 0.1 + (ALONE * index if one_by_one else later)
             worker.behaviour.runs_for = 20 + later
             worker.behaviour.stops_after = worker.behaviour.leaves_after = 0.1 + later / 10
             for step in range(1, 4):

@@ -244,13 +244,14 @@ class TestHorovod:
         assert plan.launcher is not None
         assert [word for word in plan.launcher.prestart if word.startswith("--address=")] == said
 
-    def test_where_the_workers_ssh_ports_differ_ssh_knows_each(self) -> None:
+    def test_where_the_workers_ssh_ports_or_accounts_differ_ssh_knows_each(self) -> None:
         strategy, job = Horovod(), JOB
         first, second = members(job, strategy)
-        plan = strategy.plan(job, [first, replace(second, ssh_port=2223)], facts(job, strategy))
+        plan = strategy.plan(job, [first, replace(second, ssh_port=2223, account="ann")], facts(job, strategy))
         assert plan.launcher is not None
         assert "-p" not in plan.launcher.argv
-        assert plan.files["ssh_config"] == "Host 127.1.1.1\n    Port 2222\nHost 127.1.1.2\n    Port 2223\n"
+        second_one = "Host 127.1.1.2\n    Port 2223\n    User ann\n"
+        assert plan.files["ssh_config"] == f"Host 127.1.1.1\n    Port 2222\n{second_one}"
 
     def test_host_keys_are_checked_and_the_users_ssh_configuration_stays_out(self) -> None:
         strategy, job = Horovod(), JOB

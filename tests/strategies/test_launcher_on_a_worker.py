@@ -113,7 +113,8 @@ def test_horovodrun_trains_from_there(run: Callable[..., muster.Cluster]) -> Non
         hvd.init()
         return float(hvd.allreduce(tf.constant(hvd.rank() + 1.0), op=hvd.Sum))
 
-    cluster = run(total, strategy="horovod", memory=2, timeout_seconds=120)
+    # Agents start ranks the same way wherever the launcher is.
+    cluster = run(total, strategy="horovod", launcher="horovodrun", memory=2, timeout_seconds=120)
     assert cluster.result.values == [3.0, 3.0]
     assert cluster.plan.launcher is not None
     assert (cluster.plan.launcher.name, cluster.plan.launcher.where) == ("horovodrun", "worker-0")

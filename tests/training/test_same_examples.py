@@ -81,6 +81,7 @@ TRAININGS = {
 
 
 @pytest.mark.slow
+@pytest.mark.horovod
 @pytest.mark.parametrize("training", TRAININGS)
 def test_ranks_that_read_the_same_examples_are_warned_of(
     training: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -22,7 +22,8 @@ from .link import Link
 from .logfile import LogFile, RankLogs
 from .loop import Loop
 from .pace import Pace
-from .places import is_symbolic, resolve
+from .package import PROGRAM, program
+from .places import is_symbolic, resolve, symbol
 from .ports import PortHold, hold_ports
 from .processes import Child, Children, cannot_start, outcome_of
 from .ranks import Ranks
@@ -33,7 +34,6 @@ from .stacks import ask_for_stacks, without_stacks
 from .streams import Streams
 from .usage import UsageMeter
 from .waiting import connections_of, is_stopped
-from .warm import share_of
 from .warm_starts import WarmStarts
 
 TYPE_CHECKING = False
@@ -48,7 +48,6 @@ TICK = 0.1  # seconds between two checks of what the kernel gives no notice of: 
 NOTICE_SECONDS = 20.0  # from a SIGTERM to the agent until its processes are ended, which get a notice at once
 POLITE_GRACE = 1.0  # seconds between SIGTERM and SIGKILL, unless an order gives another time
 NEEDED = (wire.Start, wire.Expect, wire.Launch, wire.Stop, wire.StopLauncher, wire.End)  # orders that runs depend on
-PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
 OUTPUT_AT_ONCE = 64  # messages, of 64 KiB each
 OUTPUT_SECONDS = 0.01  # between two attempts to send the rest of it at the end
 OUTPUT_AT_END = 256  # messages, at the end of a process
@@ -166,7 +165,10 @@ class Agent:
         self._ports = hold_ports(self.config["ports"], self.config["port_range"])
         self._loop.call_every(TICK, self._tick)
         usage = UsageMeter(self._loop, self.processes, self.config["memory"], self._report_usage, self._too_much_memory)
-        usage.shared = share_of(self.config.get("template"))
+        if self.config.get("template"):
+            from .warm import share_of  # only here, as few agents need it
+
+            usage.shared = share_of(self.config["template"])
         if self._sshd is None:
             self._ready(self.config["address"])
 
@@ -211,6 +213,7 @@ class Agent:
             ports=tuple(port.number for port in self._ports),
             ssh_port=self._sshd.port if self._sshd else None,
             host_key=self._sshd.host_key if self._sshd else None,
+            account=self._sshd.account if self._sshd else None,
             no_ssh=self._no_ssh,
             interfaces=tuple(name for name in linux.interfaces_of(address) if re.match(fields.INTERFACE, name)),
             cores=max(1, int(self.config["cpu"])),
@@ -283,6 +286,8 @@ class Agent:
 
     def _execute(self, order: wire.Execute) -> None:
         places = dict(self.config["places"], agent=PROGRAM, python=sys.executable)
+        if symbol("agent") in order.argv:
+            program()
         order = order._replace(argv=tuple(resolve(word, places) for word in order.argv))
         cwd = resolve(order.cwd, self.config["places"]) if order.cwd else self.config["cwd"]
         self._streams.execute(order, dict(self.environment, **resolved(order.env, self.config)), cwd)

@@ -17,7 +17,7 @@ def become_worker(unpacked: "ContextManager[str]", config: str) -> None:
     """Run the agent until it ends, and exit with an error unless its status is 0.
 
     Args:
-        unpacked: makes the folder with the agent's package, and removes it.
+        unpacked: makes the agent's package importable, and a folder for it, and removes that.
         config: path of the agent's config.
     """
     with unpacked as folder:

@@ -1,5 +1,6 @@
 """One TLS connection of an agent to its session, which never blocks."""
 
+import contextlib
 import os
 import socket
 import ssl
@@ -22,11 +23,20 @@ TCP_INFO = struct.Struct("2xB53xI")  # number of retransmissions, and ms since t
 def trouble_with(session: "dict[str, Any]", seconds: float) -> str:
     """Dial a session, and return why it does not answer in this time; empty where it does."""
     try:
-        address = (session["host"], session["port"])
-        with socket.create_connection(address, seconds) as plain, _pinned(session["certificate"]).wrap_socket(plain):
+        with connection_to((session["host"], session["port"]), seconds) as plain, _pinned(
+            session["certificate"]
+        ).wrap_socket(plain):
             return ""
     except OSError as error:
         return str(error)
+
+
+def connection_to(address: "tuple[str, int]", seconds: float) -> socket.socket:
+    """Return a connection to a host and port. Raises OSError."""
+    host = address[0]  # type: Any
+    with contextlib.suppress(UnicodeEncodeError):
+        host = host.encode("ascii")  # for text Python would import what encodes names that are not ASCII
+    return socket.create_connection((host, address[1]), seconds)
 
 
 def _pinned(certificate: str) -> ssl.SSLContext:

@@ -18,6 +18,7 @@ INTERFACE = r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,14}\Z"
 DEVICE = r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,99}\Z"
 VERSION = r"[0-9]{1,3}(?:\.[0-9]{1,5}){1,3}[A-Za-z0-9.+-]{0,20}\Z"
 DIGEST = r"[0-9a-f]{64}\Z"
+ACCOUNT = r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,99}\Z"
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z"
 BIGGEST = 1 << 63
 
@@ -167,4 +168,5 @@ interface = like(INTERFACE, "a network interface's name")
 device = like(DEVICE, "a device's name")
 version = like(VERSION, "a version")
 digest = like(DIGEST, "a SHA-256 in hexadecimal")
+account = like(ACCOUNT, "an account's name")
 name = like(NAME, "a name")

@@ -16,11 +16,11 @@ PREFIX = "muster-host-"
 READS = "\0muster reads {}\n"  # follows what a host prints at a login
 
 
-def become_guard(unpacked: "Callable[[bytes, str], ContextManager[str]]", guard: str) -> None:
+def become_guard(unpacked: "Callable[[bytes, str, bool], ContextManager[str]]", guard: str) -> None:
     """Receive the agent's package, and run the guard until it ends.
 
     Args:
-        unpacked: makes the folder with the package, and removes it.
+        unpacked: makes the package importable, and a folder for it, and removes that.
         guard: the module of the package that has the guard's ``main``.
     """
     source = sys.stdin.buffer.raw  # type: ignore[union-attr]
@@ -32,7 +32,7 @@ def become_guard(unpacked: "Callable[[bytes, str], ContextManager[str]]", guard:
         if not piece:  # the platform has hung up already
             return
         packed += piece
-    with unpacked(packed, PREFIX) as folder:
+    with unpacked(packed, PREFIX, True) as folder:
         main = importlib.import_module("agent." + guard).main
         from agent.removal import remove_unused  # type: ignore[import-not-found]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Callable, Iterable
 
 SECONDS = 1.0  # that such a process gets; it needs some milliseconds
-REMOVER = re.compile(rb"^[^\0]*torch_shm_manager\0|\0from [\w.]*\b(resource|semaphore)_tracker import main\b")
+REMOVER = rb"^[^\0]*torch_shm_manager\0|\0from [\w.]*\b(resource|semaphore)_tracker import main\b"
 PAUSE = 0.002
 MOST_SECONDS = 4.0  # that killed processes may take to be gone
 
@@ -25,7 +25,7 @@ MOST_SECONDS = 4.0  # that killed processes may take to be gone
 def removes_what_is_shared(pid: int) -> bool:
     """Return whether a process removes what others have shared, as its command line says."""
     with contextlib.suppress(OSError), open("/proc/{}/cmdline".format(pid), "rb") as file:
-        return REMOVER.search(file.read(4096)) is not None
+        return re.search(REMOVER, file.read(4096)) is not None
     return False
 
 

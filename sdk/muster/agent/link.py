@@ -8,7 +8,7 @@ import socket
 import time
 
 from . import frames, wire
-from .connection import Connection
+from .connection import Connection, connection_to
 from .loop import Loop
 from .outbox import Inbox, Outbox
 
@@ -65,7 +65,7 @@ class Link:
         self._session = session
         address = (session["host"], session["port"])
         try:
-            plain = socket.create_connection(address, timeout=DIAL_TIMEOUT)
+            plain = connection_to(address, DIAL_TIMEOUT)
         except OSError as error:
             raise OSError("it cannot reach the session at {}:{}: {}".format(address[0], address[1], error)) from error
         self._family, self._peer = plain.family, plain.getpeername()

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 MOST_FILES = 10000  # in one listing
 MOST_SEEN = 200000  # files that are looked at for one pattern
-MAGIC = re.compile(r"[*?\[]")
+MAGIC = r"[*?\[]"
 DEEPEST = 32  # folders in one another
-PART = re.compile(r"\.muster-[0-9a-f]{32}\.part\Z")  # the name of a file that has not arrived in full
+PART = r"\.muster-[0-9a-f]{32}\.part\Z"  # the name of a file that has not arrived in full
 
 
 def part_name(worker: str, name: str, sha256: str) -> str:
@@ -63,9 +63,8 @@ def settle(config: "dict[str, Any]", around: str) -> "dict[str, Any]":
         return config
     places = dict(config["places"])
     if "scratch" not in places:
-        import tempfile  # only here, as every launch waits for a guard's imports
-
-        places["scratch"] = tempfile.mkdtemp(prefix="", dir=around)  # short, to keep the paths of sockets in it short
+        places["scratch"] = os.path.join(around, os.urandom(4).hex())  # short, as are the paths of sockets in it
+        os.mkdir(places["scratch"], 0o700)
     for place in ("library", "run", "project"):
         places.setdefault(place, os.path.join(places["scratch"], place))
         os.makedirs(places[place], 0o700, exist_ok=True)
@@ -130,7 +129,7 @@ def listing(folder: int, prefix: str = "", depth: int = 0) -> "Iterator[tuple[st
         path = prefix + name
         try:
             found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            if stat.S_ISREG(found.st_mode) and not PART.match(name):
+            if stat.S_ISREG(found.st_mode) and not re.match(PART, name):
                 yield (path, found.st_size) if _can_travel(path) else (clean(path), None)
             elif stat.S_ISDIR(found.st_mode):
                 inner = open_folder_in(folder, name)
@@ -155,7 +154,7 @@ def find(root: str, pattern: str) -> "Iterator[tuple[str, int | None]]":
         OSError: the pattern leads out of ``root``; or there are too many files in it.
     """
     parts, matches = _parts(pattern), matcher(pattern)
-    plain = list(itertools.takewhile(lambda part: not MAGIC.search(part), parts[:-1]))
+    plain = list(itertools.takewhile(lambda part: not re.search(MAGIC, part), parts[:-1]))
     try:
         folder = open_folder(root, plain)
     except (FileNotFoundError, NotADirectoryError):

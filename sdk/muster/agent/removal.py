@@ -1,5 +1,6 @@
 """Removal of folders, whatever scripts have left in them: deeply nested folders, or folders without permissions."""
 
+import _thread
 import contextlib
 import fcntl
 import os
@@ -47,9 +48,7 @@ def lock(folder: str) -> int:
 
 def begin_to_remove_unused(own: str) -> None:
     """Call ``remove_unused`` on a thread, as unused folders may be large, and their disk slow."""
-    import threading  # only here, as every launch waits for a guard's imports
-
-    threading.Thread(target=remove_unused, args=(own,), daemon=True).start()
+    _thread.start_new_thread(remove_unused, (own,))  # nobody waits for it, and threading takes a while to import
 
 
 def remove_unused(own: str) -> None:

@@ -14,14 +14,19 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import ContextManager
+    from typing import Callable, ContextManager
+
+PACKED = "agent"  # file with the agent's package in a submission's folder
 
 
-def become_worker(unpacked: "ContextManager[str]", folder: str, session: str) -> None:
+def become_worker(
+    unpacked: "Callable[[bytes, str, bool], ContextManager[str]]", prefix: str, folder: str, session: str
+) -> None:
     """Run the agent of this task until it ends, and exit with status 1 if it failed, otherwise 0.
 
     Args:
-        unpacked: makes the folder with the agent's package, and removes it.
+        unpacked: makes the agent's package importable, and a folder for it, and removes that.
+        prefix: begins the name of the agent's folder.
         folder: the submission's folder.
         session: the session's address; the route to it decides which address of this node is used.
     """
@@ -29,7 +34,9 @@ def become_worker(unpacked: "ContextManager[str]", folder: str, session: str) ->
     early = []  # type: list[bool]  # not empty after a request to end before the agent has started
     signal.signal(signal.SIGCONT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: early.append(True))  # before this process's id is reported
-    with unpacked as package:
+    with open(os.path.join(folder, PACKED), "rb") as file:
+        packed = file.read()
+    with unpacked(packed, prefix, False) as package:
         address = address_towards(session)
         node, step = os.environ.get("SLURMD_NODENAME", ""), os.environ.get("SLURM_STEP_ID", "")
         tell(path, node=node, step=step, address=address, pid=os.getpid(), at=time.time())

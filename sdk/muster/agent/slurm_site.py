@@ -4,6 +4,7 @@ The platform calls these functions where its session runs on such a machine, and
 one call them. All take and return plain data.
 """
 
+import base64
 import contextlib
 import json
 import os
@@ -180,16 +181,24 @@ def address(towards: "list[str]") -> "dict[str, Any]":
     return {"address": ""}
 
 
-def write(folder: str, files: "dict[str, str]") -> "dict[str, Any]":
-    """Write files that only this user may read, and return ``why`` that is impossible, if it is."""
+def write(folder: str, files: "dict[str, str]", binary: "dict[str, str]") -> "dict[str, Any]":
+    """Write files that only this user may read, and return ``why`` that is impossible, if it is.
+
+    Args:
+        folder: the folder that they are in; it is made if there is none.
+        files: texts, by the files' names.
+        binary: contents of further files in base64, by their names.
+    """
+    contents = {name: text.encode("utf-8") for name, text in files.items()}
+    contents.update((name, base64.b64decode(text)) for name, text in binary.items())
     try:
         os.makedirs(os.path.dirname(folder), 0o755, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)
-        for name, text in files.items():
+        for name, content in contents.items():
             path = os.path.join(folder, name)
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-                file.write(text)
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(content)
     except OSError as error:
         return {"why": error.strerror or str(error)}
     return {}

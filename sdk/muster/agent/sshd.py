@@ -8,8 +8,9 @@ import re
 import struct
 import sys
 
-from . import linux
+from . import fields, linux
 from .loop import Loop
+from .package import PROGRAM, program
 from .ports import free_port, random_loopback_address
 from .processes import Children, signal_name, spawn
 
@@ -83,6 +84,7 @@ class Sshd:
         self._folder = os.path.join(config["scratch"], "ssh")
         self._address = config["address"]
         self.port = PORT
+        self.account: "str | None" = None
         self._attempts = 0
         self._ready = False
         self._failed = False
@@ -97,9 +99,11 @@ class Sshd:
         if self._config["sshd"] is None:
             raise OSError("it has no sshd: its image needs openssh-server")
         try:
-            pwd.getpwuid(os.geteuid())
+            name = pwd.getpwuid(os.geteuid()).pw_name
         except KeyError as error:
             raise OSError("the user id {} has no account: sshd lets nobody in".format(os.geteuid())) from error
+        # Else those log in by the name that they have themselves.
+        self.account = name if re.match(fields.ACCOUNT, name) else None
         if os.geteuid() == 0:
             os.makedirs(PRIVILEGE_SEPARATION_FOLDER, 0o755, exist_ok=True)
         os.makedirs(self._folder, 0o700, exist_ok=True)
@@ -127,6 +131,7 @@ class Sshd:
         self._loop.on_readable(reader, self._read_log)
         self._pid = pid
         self._processes.expect_end(pid, self._ended)
+        program()  # which logins run; written while sshd starts
 
     def _read_log(self) -> None:
         if self._pipe is None:
@@ -186,10 +191,9 @@ class Sshd:
 
 def sshd_config(config: "dict[str, Any]", address: str, port: int, folder: str) -> str:
     """Return the text of sshd_config for a worker."""
-    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
     libraries = config["environ"].get("LD_LIBRARY_PATH")  # some interpreters do not even start without it
     setting = ["env", "LD_LIBRARY_PATH={}".format(libraries)] if libraries else []
-    entry = setting + [sys.executable, "-I", "-S", program, "entry", os.path.join(config["scratch"], "agent.sock")]
+    entry = setting + [sys.executable, "-I", "-S", PROGRAM, "entry", os.path.join(config["scratch"], "agent.sock")]
     return CONFIG.format(
         port=port,
         address=address,

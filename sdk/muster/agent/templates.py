@@ -8,6 +8,7 @@ import struct
 
 from . import frames, linux, warm
 from .loop import Loop
+from .package import program
 from .processes import spawn
 
 TYPE_CHECKING = False
@@ -54,9 +55,8 @@ class Templates:
         self.drop("")
         self._made = self._wanted
         ours, theirs = socket.socketpair()
-        program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
         python = self._made["python"]
-        argv = [python, "-u", program, "template", str(theirs.fileno()), python, " " * ROOM]
+        argv = [python, "-u", program(), "template", str(theirs.fileno()), python, " " * ROOM]
         env = dict(self._made["env"])
         env[warm.MARKS] = "-" * ROOM
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)

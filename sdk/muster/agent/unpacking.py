@@ -1,8 +1,11 @@
-"""Code that unpacks the agent on a machine where it is not installed, into a folder that is removed after its use.
+"""Code that makes the agent's package importable on a machine where it is not installed.
 
-It is sent as text, followed by the code that uses the folder. While that runs, the folder is locked, which shows others
-that it is in use. If the process is killed, the next one removes the folder (``removal.remove_unused``). Where many
-workers start at once on few cores, all wait for what each one imports: so there is little of that.
+It is sent as text, followed by the code that uses the package. Modules are imported from memory, and from bytecode
+where this Python reads it: to write all files and read them again would take a quarter of an agent's start. They are
+written only for programs of other processes, into a folder that is removed after its use. Meanwhile the folder is
+locked, which shows others that it is in use. If the process is killed, the next one removes the folder
+(``removal.remove_unused``). Where many workers start at once on few cores, all wait for what each one imports: so there
+is little of that.
 """
 
 import sys
@@ -15,25 +18,101 @@ import fcntl
 import marshal
 import os
 import zlib
+from importlib._bootstrap_external import MAGIC_NUMBER  # as in importlib.util, which takes a while to import
+from importlib.machinery import ModuleSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import CodeType, ModuleType
     from typing import Iterator
 
 LONGEST = 40  # characters of the path of the folder around it: paths of sockets inside must be shorter than 108
+HEADER = 16  # bytes before the code in a .pyc file
 TROUBLE = "muster: the agent cannot be put into {}: {}"
 
 
+class Package:
+    """The agent's package, whose modules are imported from memory, and written into files where a program needs these.
+
+    Args:
+        packed: the package, as the session has packed it.
+        folder: the folder that the package is written into.
+    """
+
+    def __init__(self, packed: bytes, folder: str) -> None:
+        self._tag, self._files = marshal.loads(packed)  # files by name: a source and its .pyc file, both compressed
+        self._around = folder
+        self._folder = os.path.join(folder, "agent")
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
+        """Return how a module of the package is imported; None for any other module."""
+        package, _, module = name.partition(".")
+        file = (module or "__init__") + ".py"
+        if package != "agent" or file not in self._files:
+            return None
+        spec = ModuleSpec(name, self, origin=os.path.join(self._folder, file))  # type: ignore[arg-type]
+        spec.has_location = True
+        if not module:
+            spec.submodule_search_locations = [self._folder]
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Have Python make the module as usual."""
+
+    def exec_module(self, module: "ModuleType") -> None:
+        """Run the module."""
+        exec(self._code(module.__file__ or ""), vars(module))
+
+    def _code(self, path: str) -> "CodeType":
+        source, compiled = self._files[os.path.basename(path)]
+        if compiled:
+            pyc = zlib.decompress(compiled)
+            if pyc.startswith(MAGIC_NUMBER):
+                code = marshal.loads(pyc[HEADER:])  # type: CodeType
+                return code
+        return compile(zlib.decompress(source), path, "exec", dont_inherit=True)
+
+    def get_source(self, name: str) -> str:
+        """Return the source of a module, for tracebacks."""
+        return zlib.decompress(self._files[(name.partition(".")[2] or "__init__") + ".py"][0]).decode("utf-8")
+
+    def write(self) -> None:
+        """Write the package into its folder, unless it is there, as a fork of this process may need it, too.
+
+        Sources come with their bytecode: whatever Python runs them compiles what it cannot read. Raises OSError.
+        """
+        if os.path.isdir(self._folder):
+            return
+        made = os.path.join(self._around, "agent-" + os.urandom(4).hex())
+        os.makedirs(os.path.join(made, "__pycache__"))
+        for name, (source, compiled) in self._files.items():
+            kinds = {name: source, "__pycache__/{}.{}.pyc".format(name[:-3], self._tag): compiled}
+            for path, content in kinds.items():
+                if content:
+                    with open(os.path.join(made, path), "wb") as file:
+                        file.write(zlib.decompress(content))
+        with contextlib.suppress(OSError):  # another process has been quicker
+            os.rename(made, self._folder)
+
+
+def make_importable(packed: bytes, folder: str) -> Package:
+    """Have the agent's package imported from memory, and return it; the arguments are those of ``Package``."""
+    package = Package(packed, folder)
+    sys.meta_path.insert(0, package)
+    return package
+
+
 @contextlib.contextmanager
-def unpacked(packed: bytes, prefix: str) -> "Iterator[str]":
-    """Provide a folder, mode 0700, with the agent's package in it; remove it at the end, with all of its contents.
+def unpacked(packed: bytes, prefix: str, in_files: bool) -> "Iterator[str]":
+    """Make the agent's package importable, and provide a folder for it, mode 0700; remove that at the end.
 
     Args:
         packed: the package, as the session has packed it.
         prefix: the beginning of the folder's name.
+        in_files: whether to write it into files at once.
 
     Raises:
-        SystemExit: the folder cannot be made.
+        SystemExit: the folder cannot be made, or its files.
     """
     around = _temporary_folder()
     # The folder around it may be shared with other machines, whose locks not every file system shows; so the names of
@@ -44,14 +123,17 @@ def unpacked(packed: bytes, prefix: str) -> "Iterator[str]":
     except OSError as error:
         sys.exit(TROUBLE.format(around, error.strerror or error))
     try:
-        try:
-            unpack(packed, folder)
-        except OSError as error:
-            sys.exit(TROUBLE.format(around, error.strerror or error))
-        sys.path.insert(0, folder)
+        package = make_importable(packed, folder)
+        if in_files:
+            try:
+                package.write()
+            except OSError as error:
+                sys.exit(TROUBLE.format(around, error.strerror or error))
         yield folder
     finally:
-        _remove(folder)
+        from agent.removal import remove_folder  # type: ignore[import-not-found]
+
+        remove_folder(folder)
         os.close(lock)
 
 
@@ -60,19 +142,6 @@ def _temporary_folder() -> str:
     own = os.path.abspath(os.environ.get("TMPDIR") or "/tmp")
     short = [own] if len(own) <= LONGEST and " " not in own else []
     return next((folder for folder in [*short, "/tmp", "/var/tmp"] if os.access(folder, os.W_OK | os.X_OK)), "/tmp")
-
-
-def unpack(packed: bytes, folder: str) -> None:
-    """Write the agent's package into a folder: the sources, and bytecode where there is some for this Python.
-
-    Raises OSError.
-    """
-    files_for = marshal.loads(zlib.decompress(packed))
-    package = os.path.join(folder, "agent")
-    os.makedirs(os.path.join(package, "__pycache__"))
-    for name, content in dict(files_for[""], **files_for.get(sys.implementation.cache_tag, {})).items():
-        with open(os.path.join(package, name), "wb") as file:
-            file.write(content)
 
 
 def _make_folder(prefix: str, around: str) -> "tuple[str, int]":
@@ -90,14 +159,3 @@ def _make_folder(prefix: str, around: str) -> "tuple[str, int]":
             if os.path.isdir(folder):
                 return folder, lock
             os.close(lock)
-
-
-def _remove(folder: str) -> None:
-    try:
-        from agent.removal import remove_folder  # type: ignore[import-not-found]
-    except ImportError:  # it was not unpacked, so no script has left files here
-        import shutil
-
-        shutil.rmtree(folder, ignore_errors=True)
-    else:
-        remove_folder(folder)

@@ -306,8 +306,6 @@ def threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def share_of(template: "dict[str, Any] | None") -> "dict[int, float]":
+def share_of(template: "dict[str, Any]") -> "dict[int, float]":
     """Return the processes whose memory a worker shares, and the part of it that counts as the worker's own."""
-    if template is None:
-        return {}
     return {os.getpid(): 1.0, int(template["pid"]): 1.0 / max(1, int(template["workers"]))}

@@ -3,8 +3,6 @@
 import functools
 import os
 
-from .warm import become, relevant, starts_script
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
@@ -35,7 +33,11 @@ class WarmStarts:
 
     def become(self, argv: "list[str]", env: "dict[str, str]", cwd: str) -> "Become | None":
         """Return a function that turns a fork of the agent into a process of the script; None where it starts cold."""
-        if self._imports is None or not starts_script(argv):
+        if self._imports is None:
+            return None
+        from .warm import become, relevant, starts_script  # only here, as agents say hello before
+
+        if not starts_script(argv):
             return None
         modules: "list[str]" = self._imports["modules"]
         if not self._has_told_guard:

@@ -1,6 +1,7 @@
 """Messages of agents about their worker and its processes."""
 
 from .fields import (
+    account,
     device,
     host,
     host_key,
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 @message(
     "hello", FROM_AGENT, version=whole(0), token=text(200), worker=text(LONGEST_NAME), generation=whole(0), pid=pid,
     received=whole(0), host=host, ports=items(port, 64), ssh_port=optional(port), host_key=optional(host_key),
-    no_ssh=text(1000), interfaces=items(interface, 64), cores=whole(1, 1 << 16), gpus=items(device, 64), python=version,
+    account=optional(account), no_ssh=text(1000), interfaces=items(interface, 64), cores=whole(1, 1 << 16),
+    gpus=items(device, 64), python=version,
 )  # fmt: skip
 class Hello(NamedTuple):
     """The first message of a connection: the worker's identity, its facts for the plan, and the orders received."""
@@ -41,6 +43,7 @@ class Hello(NamedTuple):
     ports: "tuple[int, ...]" = ()
     ssh_port: "int | None" = None
     host_key: "str | None" = None
+    account: "str | None" = None
     no_ssh: str = ""
     interfaces: "tuple[str, ...]" = ()
     cores: int = 1

@@ -12,13 +12,15 @@ import sys
 import time
 
 LARGE = ("keras", "tensorflow", "torch")  # packages that take seconds to compile
+VARIANTS = {"tensorflow_cpu": "tensorflow", "tensorflow_gpu": "tensorflow"}  # the same package, in another build
 INSTALLED = re.compile(r"([\w.]+)-(\d[\w.!+]*?)(-py\d.*)?\.(dist|egg)-info$")
 
 
 def packages() -> "dict[str, str]":
     """Return the version of each installed distribution; of several versions, the first on the path.
 
-    Distributions that setuptools vendors, and puts on the path when it is imported, are left out.
+    TensorFlow is one package, whichever of its builds it is. What setuptools vendors, and puts on the path when it is
+    imported, is left out.
     """
     found: "dict[str, str]" = {}
     for folder in sys.path:
@@ -27,7 +29,8 @@ def packages() -> "dict[str, str]":
         for entry in os.listdir(folder) if os.path.isdir(folder) else []:
             match = INSTALLED.match(entry)
             if match:
-                found.setdefault(match.group(1).lower(), match.group(2))
+                name = match.group(1).lower()
+                found.setdefault(VARIANTS.get(name, name), match.group(2))
     return found
 
 

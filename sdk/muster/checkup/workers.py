@@ -197,7 +197,7 @@ def _login_failure(member: Member, identity: Path) -> str:
         kind, _, key = (member.host_key or "").partition(" ")
         host_key = paramiko.PKey.from_type_string(kind, base64.b64decode(key))
         client.get_host_keys().add(f"[{member.host}]:{member.ssh_port}", kind, host_key)
-        user = pwd.getpwuid(os.geteuid()).pw_name
+        user = member.account or pwd.getpwuid(os.geteuid()).pw_name
         try:
             log_in(client, member.host, member.ssh_port or 0, user, key_filename=str(identity))
             _, output, _ = client.exec_command("true", timeout=CONNECT_SECONDS)
@@ -210,17 +210,23 @@ def _login_failure(member: Member, identity: Path) -> str:
 def _check_versions(facts: Mapping[str, Mapping[str, Any]], requires: Sequence[str]) -> Iterator[Finding]:
     """Check that all workers have the same Python and the same packages."""
     versions = {name: {"python": told["python"], **told["packages"]} for name, told in facts.items()}
-    differ = []
+    differ: dict[str, str] = {}
     for package in sorted({package for has in versions.values() for package in has}):
         by_version: dict[str, list[str]] = {}
         for name, has in versions.items():
             by_version.setdefault(has.get(package, "missing"), []).append(name)
         if len(by_version) > 1:
-            differ.append(package)
-            text = "; ".join(f"{version} on {', '.join(names)}" for version, names in by_version.items())
+            differ[package] = "; ".join(f"{version} on {', '.join(names)}" for version, names in by_version.items())
+    fix = "the same interpreter, or the same packages, on all of them"
+    others = [package for package in differ if package not in IMPORTANT.union(requires)]
+    together = others if len(others) > OTHERS_NAMED else []
+    for package, text in differ.items():
+        if package not in together:
             level = "error" if package in {"python", *requires} else "warning"
-            fix = "the same interpreter, or the same packages, on all of them"
             yield Finding(level, "versions", f"{package} is {text}", fix)
+    if together:
+        shown = join_names(together, most=OTHERS_NAMED)
+        yield Finding("warning", "versions", f"other packages that are not the same on all workers: {shown}", fix)
     if not differ and facts:
         python = next(iter(facts.values()))["python"]
         yield Finding("ok", "versions", f"the same Python {python} and packages on all workers")

@@ -22,6 +22,7 @@ from muster.errors import RunNotFound
 from muster.records import folders, lookup
 from muster.records.record import LAUNCHER_LOG
 from muster.records.runs import Run
+from muster.records.sessions import is_out_of_sight
 from muster.records.under_way import is_queued
 from muster.runtime.echo import without_echo
 from muster.runtime.outlet import takes_escapes
@@ -175,12 +176,12 @@ def _beside(run: Run) -> str:
     if run.status != "running":
         return ""
     until = run.detached_until
-    where = "here" if run.platform in ("", "local") else f"on {clean(run.platform)}"
-    ends = (
-        "ends with its session"
-        if until is None
-        else f"detached until {datetime.fromtimestamp(until):%a %d %b %Y %H:%M}"
-    )
+    host = clean(str(run.session.get("host", ""))) if is_out_of_sight(run.session) else ""
+    is_local = run.platform in ("", "local")
+    where = f"on {clean(run.platform)}" if not is_local else f"on {host}" if host else "here"
+    lives = "ends with its session" if until is None else "detached"
+    lives += f" on {host}" if host and not is_local else ""
+    ends = lives if until is None else f"{lives} until {datetime.fromtimestamp(until):%a %d %b %Y %H:%M}"
     parts = ["queued", where, ends] if is_queued(run.events()) else [where, ends]
     return f"({', '.join(parts)})"
 

@@ -33,7 +33,7 @@ in_forked_children(_renew_lock)  # a thread of the parent's may have held it, wh
 
 
 def packed_agent(*, has_bytecode: bool = False) -> bytes:
-    """Return the agent's package, packed for ``unpack`` of the agent's ``unpacking.py``.
+    """Return the agent's package, packed for ``Package`` of the agent's ``unpacking.py``.
 
     Args:
         has_bytecode: whether to include this interpreter's bytecode: three times as much data, but workers with the
@@ -45,12 +45,11 @@ def packed_agent(*, has_bytecode: bool = False) -> bytes:
 
 @functools.lru_cache
 def _packed(has_bytecode: bool) -> bytes:
-    sources = {path.name: path.read_bytes() for path in sorted(AGENT.glob("*.py"))}
-    files_for = {"": sources}
-    if has_bytecode:  # beside the sources, as a template is of the scripts' interpreter, which may be another
-        tag = sys.implementation.cache_tag
-        files_for[tag] = {f"__pycache__/{name[:-3]}.{tag}.pyc": _bytecode(AGENT / name) for name in sources}
-    return zlib.compress(marshal.dumps(files_for, FORMAT))  # level 9 takes four times as long for one percent
+    files = {}
+    for path in sorted(AGENT.glob("*.py")):  # each by itself, as agents need no more than two thirds of them
+        compiled = zlib.compress(_bytecode(path)) if has_bytecode else b""
+        files[path.name] = zlib.compress(path.read_bytes()), compiled
+    return marshal.dumps((sys.implementation.cache_tag, files), FORMAT)
 
 
 def _bytecode(path: Path) -> bytes:
@@ -59,17 +58,16 @@ def _bytecode(path: Path) -> bytes:
     return head + marshal.dumps(loader.get_code(loader.name))
 
 
-def program(bootstrap: str, *arguments: str, has_bytecode: bool = False) -> str:
-    """Return the source of a program that turns the process that runs it into a worker.
+def program(bootstrap: str, *arguments: str) -> str:
+    """Return the source of a program that turns the process that runs it into a worker; it has the package in it.
 
     Args:
         bootstrap: name of the agent's file that defines ``become_worker``.
         arguments: arguments of ``become_worker`` after the first, the context manager that unpacks the agent.
-        has_bytecode: as for ``packed_agent``.
     """
-    text = base64.b64encode(packed_agent(has_bytecode=has_bytecode)).decode()
+    text = base64.b64encode(packed_agent()).decode()
     lines = "".join(f"{text[start : start + LINE]}\n" for start in range(0, len(text), LINE))
-    package = f"unpacked(base64.b64decode('''\n{lines}'''), {UNPACKED!r})"
+    package = f"unpacked(base64.b64decode('''\n{lines}'''), {UNPACKED!r}, True)"
     call = f"become_worker({', '.join([package, *map(repr, arguments)])})\n"
     return with_unpacking(bootstrap, f"import base64\n\n{call}")
 

@@ -1,10 +1,10 @@
-"""The connection of an agent, and the state of its worker's generation, which outlives connections."""
+"""The connection of an agent, what carries it, and the state of its worker's generation, which outlives connections."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, cast
 
 from muster.agent import frames, wire
 from muster.agent.outbox import Inbox, Outbox
@@ -42,16 +42,47 @@ class GenerationState:
         self.timer: asyncio.TimerHandle | None = None
 
 
+class Carrier(Protocol):
+    """Carries the bytes of one agent: by a TLS connection of its own, or as a share of one that many agents have.
+
+    Whoever makes a carrier gets an ``AgentConnection`` for it from the endpoint, and calls its ``connection_made`` with
+    the carrier, ``data_received`` with what comes, and ``connection_lost`` at the end. The listener does so for each
+    connection that it accepts; it would do so for each agent of a relay, too.
+    """
+
+    def write(self, data: bytes) -> None:
+        """Send bytes as soon as possible; drop them once the agent is gone."""
+
+    def get_write_buffer_size(self) -> int:
+        """Return how many bytes wait to be sent."""
+
+    def pause_reading(self) -> None:
+        """Pass nothing on of what the agent sends, which waits."""
+
+    def resume_reading(self) -> None:
+        """Pass it on again."""
+
+    def fileno(self) -> int:
+        """Return the descriptor of the connection, which a forked child closes; -1 where there is none."""
+
+    def close(self) -> None:
+        """Have the agent hang up once it has what was written before."""
+
+    def abort(self) -> None:
+        """End it at once."""
+
+
 class AgentConnection(asyncio.Protocol):
     """A connection of one agent.
 
     Attributes:
+        carrier: what carries its bytes.
         worker: name of its worker; None until it is identified.
         state: state of its worker's generation; None until it is identified.
         is_dismissed: whether the session has ended it, so that everything received later is ignored.
     """
 
-    transport: asyncio.Transport
+    carrier: Carrier
 
     def __init__(
         self,
@@ -71,10 +102,9 @@ class AgentConnection(asyncio.Protocol):
         self._charged_at = 0.0
         self._rest: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the transport, once the handshake is done."""
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+    def connection_made(self, transport: asyncio.BaseTransport | Carrier) -> None:
+        """Take the carrier, once bytes can be sent."""
+        self.carrier = cast(Carrier, transport)
 
     def data_received(self, data: bytes) -> None:
         """Pass received bytes on."""
@@ -99,7 +129,7 @@ class AgentConnection(asyncio.Protocol):
         self._charged_at = now
         if self._owed > BURST and not self.is_dismissed:
             if self._rest is None:
-                self.transport.pause_reading()
+                self.carrier.pause_reading()
             else:
                 self._rest.cancel()
             self._rest = asyncio.get_running_loop().call_later((self._owed - BURST) / share, self.go_on)
@@ -109,7 +139,7 @@ class AgentConnection(asyncio.Protocol):
         if self._rest is not None:
             self._rest.cancel()
             self._rest = None
-            self.transport.resume_reading()
+            self.carrier.resume_reading()
 
     def send(self, message: tuple[Any, ...]) -> None:
         """Send one message, which is lost if the connection ends before it arrives."""
@@ -117,7 +147,7 @@ class AgentConnection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Send bytes."""
-        self.transport.write(data)
+        self.carrier.write(data)
 
     def acknowledge(self) -> None:
         """Acknowledge the messages that have arrived."""
@@ -134,12 +164,12 @@ class AgentConnection(asyncio.Protocol):
         """Tell the agent why it is refused, and end the connection."""
         self.is_dismissed = True
         self.send(wire.Refused(why))
-        self.transport.close()
-        asyncio.get_running_loop().call_later(REFUSAL_SECONDS, self.transport.abort)
+        self.carrier.close()
+        asyncio.get_running_loop().call_later(REFUSAL_SECONDS, self.carrier.abort)
 
     def abort(self) -> None:
         """End the connection at once."""
         self.is_dismissed = True
         if self._rest is not None:
             self._rest.cancel()
-        self.transport.abort()
+        self.carrier.abort()

@@ -172,7 +172,7 @@ class Endpoint:
                 state.connection.go_on()
         if state.connection is not None and not state.connection.is_dismissed:
             state.connection.write(data)
-            unsent = state.connection.transport.get_write_buffer_size()
+            unsent = state.connection.carrier.get_write_buffer_size()
             if unsent > MOST_UNSENT:
                 self._end_deaf(worker, state, f"{unsent} bytes wait to be sent")
         return True
@@ -363,7 +363,7 @@ class Endpoint:
     def _abandon(self) -> None:
         """Close the sockets in a forked child, which would otherwise keep the port and the connections open."""
         connections = [state.connection for state in self._states.values() if state.connection is not None]
-        held = [connection.transport.get_extra_info("socket").fileno() for connection in connections]
+        held = {connection.carrier.fileno() for connection in connections}
         nowhere = os.open(os.devnull, os.O_RDWR)
         for number in [*held, *self._listener.descriptors()]:
             if number >= 0:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ PROGRESS_INTERVAL = 1.0  # seconds between two journalled progress events of one
 POINTS = 100  # T seconds after training began the interval is at most T / POINTS, so that curves have enough points
 PROGRESS_PER_SECOND = 100  # progress events of all ranks, without new epochs: more ranks have a longer interval
 EPOCHS_AT_ONCE = 300  # of one rank that are written as they come; after that epochs are held back like steps
+SIGN_SECONDS = 30.0  # between two signs that the session lives, for machines that share the file and see no more of it
 RESERVE = 16 << 10  # bytes kept free for the last events, so that a full disk does not hide how a run ended
 MOST_WAITING = 1 << 20  # bytes of events to keep until the disk has room again
 
@@ -98,11 +100,19 @@ class Journal:
         return True
 
     async def keep_up(self) -> None:
-        """Write events that were held back at each interval, until cancelled, so that readers see them in time."""
+        """Write events that were held back at each interval, until cancelled, so that readers see them in time.
+
+        Now and then touch the file, which tells others that the session lives.
+        """
+        signed_at = time.monotonic()
         while True:
-            await asyncio.sleep(self._interval())
+            await asyncio.sleep(min(self._interval(), SIGN_SECONDS))
             self._write_all_held()
             self._flush()
+            if self._descriptor is not None and time.monotonic() - signed_at >= SIGN_SECONDS:
+                signed_at = time.monotonic()
+                with contextlib.suppress(OSError):
+                    os.utime(self._descriptor)
 
     def _interval(self, trained: float = math.inf) -> float:
         """Return the seconds between two progress events of one rank, ``trained`` seconds after the first of all."""

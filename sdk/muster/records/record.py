@@ -16,7 +16,7 @@ from muster.errors import RunNotFound, without_inner_frames
 from muster.events import Event, RunEnded, RunRequested
 from muster.records.folders import ID_TIME
 from muster.records.result import read_record
-from muster.records.sessions import is_alive
+from muster.records.sessions import is_alive, is_out_of_sight
 from muster.text.arguments import ArgumentText, each_part
 from muster.text.cleaning import clean, is_file_name, overwritten
 from muster.text.reading import open_regular, read_json
@@ -29,6 +29,9 @@ LAUNCHER_LOG = "launcher"  # the log of the launcher, beside those of the worker
 LOG_END = 15  # lines of a log that explain() shows
 LOG_END_BYTES = 64 * 1024
 JOURNAL_END_BYTES = 64 * 1024
+# Without a sign of life after which a run of another machine counts as lost. Sessions give one twice a minute; some
+# network file systems tell it a minute later, and clocks differ.
+SILENT_SECONDS = 300.0
 START_GRACE = 60.0  # seconds that a new folder may be without its first event before it counts as lost
 LOST_REASON = "its session is gone and left no result: it was killed, or its machine went down"
 LOST_ADVICE = "run it again; a script that keeps checkpoints goes on from the last of them (muster.training.checkpoint)"
@@ -57,7 +60,11 @@ class RunRecord:
         if self._request is None:
             is_new = abs(time.time() - self.started_at) < START_GRACE  # abs(): the clock may have been set back
             return "running" if is_new else "lost"
-        return "running" if is_alive(self.session) else "lost"
+        return "running" if is_alive(self.session) or self._is_heard_of() else "lost"
+
+    def _is_heard_of(self) -> bool:
+        """Return whether a session that only another machine, or another container, can see has been alive lately."""
+        return is_out_of_sight(self.session) and time.time() - self.last_sign_of_life < SILENT_SECONDS
 
     @property
     def name(self) -> str:
@@ -263,7 +270,8 @@ class RunRecord:
     def last_sign_of_life(self) -> float:
         """Time at which the session or a worker last wrote anything, in seconds since the epoch.
 
-        Agents write to workers' logs once they have lost the session.
+        The session touches the journal while it has nothing to write. Agents write to workers' logs once they have
+        lost the session.
         """
         found = []
         for path in (self.run_dir / "events.jsonl", *(self.run_dir / "logs").rglob("*.log")):

@@ -12,7 +12,7 @@ from muster.options.values import plain_seconds
 from muster.records import control
 from muster.records.record import LOST_ADVICE, RunRecord
 from muster.records.result import Result
-from muster.records.sessions import WAKE, suspended, wake, words_for_suspended
+from muster.records.sessions import WAKE, is_out_of_sight, suspended, wake, words_for_suspended
 from muster.runtime.interrupts import cancelled
 from muster.text.cleaning import clean
 from muster.text.shown import Stacks, Text, duration
@@ -163,6 +163,12 @@ class Run(RunRecord):
         except RunUnreachable:
             if self.status != "running":  # it has ended meanwhile
                 return {}
+            if is_out_of_sight(self.session):
+                where = f"on {self.session.get('host') or 'another machine'}, or in a container there"
+                raise RunUnreachable(
+                    f"Run {self.run_id} cannot be asked from here: its session is {where}.",
+                    advice="ask it there, by the same command",
+                ) from None
             raise
 
     def explain(self, write: Callable[[str], str] = str) -> Text:

@@ -61,16 +61,15 @@ class Arrival:
         importing modules. Workers that are queued have a limit of their own; but if the platform has not answered for
         as long as a start may take, their start has failed, too.
         """
-        state, limits = self._state, self._limits
-        queued, missing = set(state.queued), state.missing
-        deadlines = [self.submitted_at + limits.queue] if queued and limits.queue else []
+        state, waits, limits = self._state, self._state.waits, self._limits
+        are_queued = waits.are_any_queued
+        deadlines = [self.submitted_at + limits.queue] if are_queued and limits.queue else []
         if limits.start:
-            if queued and self._watch.silent_since is not None:
+            if are_queued and self._watch.silent_since is not None:
                 deadlines.append(self._watch.silent_since + limits.start)
-            placed = [state.placed_at(name) for name in missing or state.members if name not in queued]
-            chosen = min if missing else max
-            if placed:
-                deadlines.append(max(chosen(placed) + self.not_counted, state.imported_at) + limits.start)
+            placed = waits.first_placed if state.are_any_missing else waits.last_placed
+            if placed is not None:
+                deadlines.append(max(placed + self.not_counted, state.imported_at) + limits.start)
         return min(deadlines, default=None)
 
     async def _submit(self) -> None:

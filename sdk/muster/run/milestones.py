@@ -29,6 +29,8 @@ class Milestones:
     def is_up(self) -> bool:
         """Return whether every server listens or every rank runs."""
         plan, state = self.plan, self._state
+        if state.count_started() < max(len(plan.ranks), 0 if plan.starter else len(plan.processes)):
+            return False  # quick, as it is asked at every change
         has_all_ranks = {rank for _, rank in state.started} >= set(plan.ranks)
         if plan.starter:
             return has_all_ranks

@@ -216,7 +216,7 @@ class Orchestrator:
         if not await self._until(lambda: self.state.has_enough, self._arrival.deadline):
             raise await self._workers_missing()
         began, deadline = clock.now(), clock.deadline_in(self.limits.start)  # for workers that the run can do without
-        if not await self._until(lambda: not self.state.missing, lambda: deadline):
+        if not await self._until(lambda: not self.state.are_any_missing, lambda: deadline):
             text = f"not there {self.limits.start:g} s after the others"
             self.state.leave_out(self.state.missing, text)
         self._arrival.not_counted += clock.now() - began

@@ -85,6 +85,7 @@ class RunState:
             allowed, and returns whether it has done so.
         ends: watches the order in which processes end; None where it is not watched.
         ending: whether the run is being ended, so that the end of a process is no failure.
+        waits: when the expected workers were placed, and why some of them wait.
         changed: wakes tasks that wait for a change of this state.
     """
 
@@ -99,6 +100,7 @@ class RunState:
         self.ends = ends
         self.workers: dict[str, Worker] = {}
         self.members: dict[str, Member] = {}
+        self._missing = dict.fromkeys(self.specs)  # in order, and quick to remove from
         self.agents: dict[str, int] = {}
         self.preempted: set[str] = set()
         self._stayed: set[str] = set()  # workers that were taken over from the attempt before
@@ -124,7 +126,7 @@ class RunState:
         self._restarted: dict[str, Failure] = {}  # failures of processes that are being started again, by worker
         self.ending = False
         self.changed = Changes()
-        self._waits = Waits(self.emit, self.changed.set)
+        self.waits = Waits(self.emit, self.changed.set)
         self._handlers: dict[type, Callable[[str, Any], None]] = {
             wire.Hello: self._on_hello,
             ClockOffset: self._on_clock,
@@ -155,7 +157,12 @@ class RunState:
     @property
     def missing(self) -> list[str]:
         """Names of the workers whose agents are expected and have not said hello yet."""
-        return [name for name in self.specs if name not in self.members and name not in self.left_out]
+        return list(self._missing)
+
+    @property
+    def are_any_missing(self) -> bool:
+        """True if agents are expected that have not said hello yet."""
+        return bool(self._missing)
 
     @property
     def has_enough(self) -> bool:
@@ -170,6 +177,10 @@ class RunState:
     def started(self) -> set[Source]:
         """Processes that have been started, whether or not they still run."""
         return {(worker, rank) for worker, processes in self.processes.items() for rank in processes}
+
+    def count_started(self) -> int:
+        """Return how many processes have been started."""
+        return sum(map(len, self.processes.values()))
 
     @property
     def running(self) -> dict[Source, ProcessState]:
@@ -242,7 +253,7 @@ class RunState:
         Until the platform says otherwise, the worker counts as placed since ``since``, on the monotonic clock.
         """
         self.workers[name] = worker = Worker(handle, name, created_at=clock.wall_time())
-        self._waits.submitted(name, since)
+        self.waits.submitted(name, since)
         self.emit(events.WorkerState(status=str(worker.status), address=worker.address), name)
         self.changed.set()
 
@@ -270,15 +281,11 @@ class RunState:
     @property
     def queued(self) -> list[str]:
         """Names of the workers that the platform has no place for yet."""
-        return [name for name in self.missing if self._waits.is_queued(name)]
-
-    def placed_at(self, worker: str) -> float:
-        """Return the time, on the monotonic clock, at which a worker that is not queued was found to be placed."""
-        return self._waits.placed_at(worker)
+        return [name for name in self.missing if self.waits.is_queued(name)]
 
     def waits_of(self, workers: Iterable[str]) -> list[str]:
         """Return the platform's reasons why these workers wait: each text once, with names where the texts differ."""
-        return self._waits.of(workers)
+        return self.waits.of(workers)
 
     def polled(self, workers: Sequence[Worker], connected: Iterable[str]) -> None:
         """Handle the platform's answer to a poll.
@@ -294,10 +301,10 @@ class RunState:
             elif worker.name not in self.members:
                 coming.append(worker)
         for worker in coming:
-            self._waits.polled(worker)
+            self.waits.polled(worker)
             self.move(worker.name, worker.status)
         statuses = {worker.name: self.workers[worker.name].status for worker in coming}
-        self._waits.tell({worker.name: worker.reason or "" for worker in coming}, statuses)
+        self.waits.tell({worker.name: worker.reason or "" for worker in coming}, statuses)
         known = self.ends_known() | set(connected) if ended else set()
         for worker in ended:
             self.move(worker.name, worker.status, reason=worker.reason, finished_at=worker.finished_at)
@@ -342,6 +349,8 @@ class RunState:
         reason = reason.rstrip(".")
         self.left_out.update(workers)
         for name in workers:
+            self.waits.left_out(name)
+            self._missing.pop(name, None)
             self.workers.setdefault(name, Worker("", name))  # one that could not be launched has no handle
             self.move(name, Status.STOPPED, reason=f"left out: {reason}", finished_at=clock.wall_time())
         left = len(self.specs) - len(self.left_out)
@@ -372,7 +381,6 @@ class RunState:
 
     def _on_hello(self, worker: str, hello: wire.Hello) -> None:
         spec = self.specs[worker]
-        self._waits.came(worker)
         self.agents[worker] = hello.pid
         member = Member(
             worker,
@@ -382,6 +390,7 @@ class RunState:
             ports=hello.ports,
             ssh_port=hello.ssh_port,
             host_key=hello.host_key,
+            account=hello.account,
             no_ssh=hello.no_ssh,
             interfaces=hello.interfaces,
             cores=hello.cores,
@@ -390,6 +399,8 @@ class RunState:
         self._ready(member)
 
     def _ready(self, member: Member) -> None:
+        self.waits.came(member.name)
+        self._missing.pop(member.name, None)
         self.members[member.name] = member
         told = events.WorkerReady(member.host, member.ports, member.cores, member.gpus, self.agents[member.name])
         self.emit(told, member.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pwd
 import shutil
 from dataclasses import field
 from pathlib import Path
@@ -59,3 +60,18 @@ def log_in(client: Any, host: str, port: int, user: str, *, allow_agent: bool = 
 def ssh_client() -> str | None:
     """Return the path of the ssh client; None where there is none."""
     return shutil.which("ssh")
+
+
+def reason_against_client(client: str | None) -> str:
+    """Return, in words, why this user cannot run an ssh client; empty if that is possible.
+
+    Args:
+        client: path of the ssh client; None where there is none.
+    """
+    if client is None:
+        return "there is no ssh client here"
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        return f"the user id {os.getuid()} has no account here, and ssh runs for nobody without one"
+    return ""

@@ -10,7 +10,7 @@ from typing import Any
 from muster.errors import JobError, PlatformUnsupported
 from muster.job import SESSION, Job, Member
 from muster.options.fields import option
-from muster.security.ssh import IDENTITY, ssh_client
+from muster.security.ssh import IDENTITY, reason_against_client, ssh_client
 from muster.strategies.base import Facts
 from muster.text.arguments import Argument, ArgumentText
 
@@ -139,8 +139,8 @@ def reason_against_ssh(members: Sequence[Member], facts: Facts, ssh: str | None)
     """
     if facts.no_ssh:
         return facts.no_ssh
-    if ssh is None and facts.launcher_at == SESSION:
-        return "there is no ssh client here"
+    if facts.launcher_at == SESSION and (why_not := reason_against_client(ssh)):
+        return why_not
     without = [member for member in members if member.ssh_port is None]
     if not without:
         return ""
@@ -153,13 +153,17 @@ def find_ssh(strategy: str) -> str:
     """Return the path of the session's ssh client.
 
     Raises:
-        PlatformUnsupported: there is none.
+        PlatformUnsupported: there is none, or this user cannot run it.
     """
     found = ssh_client()
     if found is None:
         raise PlatformUnsupported(
             f"There is no ssh client here, which {strategy} starts its ranks with.",
             advice="install openssh-client and openssh-server",
+        )
+    if why_not := reason_against_client(found):
+        raise PlatformUnsupported(
+            f"{strategy} starts its ranks by ssh: {why_not}.", advice="add a line for it to /etc/passwd"
         )
     return found
 
@@ -197,6 +201,7 @@ def ssh_files(members: Sequence[Member], facts: Facts, ssh: str | None) -> dict[
             f"Host {name}\n"
             + (f"    HostName {member.host}\n" if name != member.host else "")
             + f"    Port {member.ssh_port}\n"
+            + (f"    User {member.account}\n" if member.account else "")
             for name, member in zip(host_names(members), members, strict=True)
         ),
         "bin/ssh": SSH.format(ssh=ssh or USUAL_SSH, options=" ".join(options)),

@@ -63,6 +63,10 @@ class MemoryTransport(asyncio.Transport):
         """Return the other end's address (``peername``), a socket without a descriptor (``socket``), or the default."""
         return {"peername": ("127.0.0.1", 0), "socket": MemorySocket(("127.0.0.1", 0))}.get(name, default)
 
+    def fileno(self) -> int:
+        """Return -1: it has no descriptor."""
+        return -1
+
     def pause_reading(self) -> None:
         """Hold back received bytes until reading is resumed."""
         self._is_paused = True
@@ -134,7 +138,7 @@ class UnidentifiedMemoryConnection(UnidentifiedConnection):
 
     def end(self) -> None:
         """End the connection."""
-        self.protocol.transport.abort()
+        self.protocol.carrier.abort()
 
 
 class MemoryListener(Listener):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -14,12 +15,17 @@ from tests.platforms.kubernetes.space import Space
 
 def guide_role() -> list[dict[str, list[str]]]:
     """The rules of the Role that the guide prints."""
-    text = (Path(__file__).parents[3] / "docs" / "kubernetes.md").read_text()
-    block = next(part for part in text.split("```")[1::2] if "kind: Role\n" in part)
-    text = textwrap.dedent(block.removeprefix("yaml\n"))
-    role = next(each for each in yaml.safe_load_all(text) if each["kind"] == "Role")
-    rules: list[dict[str, list[str]]] = role["rules"]
+    rules: list[dict[str, list[str]]] = in_guide("Role")["rules"]
     return rules
+
+
+def in_guide(kind: str) -> dict[str, Any]:
+    """The object of this kind that the guide prints."""
+    text = (Path(__file__).parents[3] / "docs" / "kubernetes.md").read_text()
+    block = next(part for part in text.split("```")[1::2] if f"kind: {kind}\n" in part)
+    text = textwrap.dedent(block.removeprefix("yaml\n"))
+    found: dict[str, Any] = next(each for each in yaml.safe_load_all(text) if each["kind"] == kind)
+    return found
 
 
 def make_account(space: Space, rules: list[dict[str, list[str]]]) -> str:

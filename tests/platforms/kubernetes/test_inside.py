@@ -9,12 +9,21 @@ from typing import Any
 
 import muster
 import pytest
+from muster.platforms.kubernetes.exec_stream import open_exec
 
 from tests.platforms.each_strategy import TENSORFLOW, Training, each_strategy
-from tests.platforms.kubernetes.accounts import guide_role, make_account
+from tests.platforms.kubernetes.accounts import guide_role, in_guide, make_account
 from tests.platforms.kubernetes.cluster import is_there, until
 from tests.platforms.kubernetes.space import Space, this_machine
+from tests.platforms.kubernetes.test_tunnels import said
 
+LIBRARY = str(Path(muster.__file__).parents[1])
+WAITS = """
+import os, pathlib, time
+print("rank", os.environ["RANK"], flush=True)
+while os.environ["RANK"] == "0" and not pathlib.Path("go").exists():
+    time.sleep(0.1)
+"""
 NOTEBOOK = """
 import json, sys, muster
 options = {"strategy": "processes", "memory": 0.5, "cpu": 0.1, "timeout_seconds": 120, **json.loads(sys.argv[2])}
@@ -27,6 +36,15 @@ print(json.dumps([found.logs(f"worker-{index}") for index in range(2)]))
 """
 
 
+def with_muster(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The volumes, and the mounts, of a pod with this machine's Python, this Muster and a folder."""
+    machine = this_machine()["spec"]
+    here = {"muster": LIBRARY, "here": str(folder)}
+    volumes = [*machine["volumes"], *({"name": name, "hostPath": {"path": path}} for name, path in here.items())]
+    mounts = [{"name": name, "mountPath": path} for name, path in here.items()]
+    return volumes, [*machine["containers"][0]["volumeMounts"], *mounts]
+
+
 def start_notebook(space: Space, tmp_path: Path, **options: Any) -> str:
     """Start a session in a pod, which may do what the guide says; return the pod's path in the API.
 
@@ -35,12 +53,7 @@ def start_notebook(space: Space, tmp_path: Path, **options: Any) -> str:
     """
     make_account(space, guide_role())
     (space.folder / "notebook.py").write_text(NOTEBOOK)
-    machine = this_machine()["spec"]
-    library = str(Path(muster.__file__).parents[1])
-    here = {"muster": library, "here": str(tmp_path)}
-    mounts = [*machine["containers"][0]["volumeMounts"]]
-    mounts += [{"name": name, "mountPath": folder} for name, folder in here.items()]
-    volumes = [*machine["volumes"], *({"name": name, "hostPath": {"path": path}} for name, path in here.items())]
+    volumes, mounts = with_muster(tmp_path)
     pod = {
         "metadata": {"name": "notebook"},
         "spec": {
@@ -55,7 +68,7 @@ def start_notebook(space: Space, tmp_path: Path, **options: Any) -> str:
                     "image": space.cluster.image,
                     "command": [sys.executable, "notebook.py", str(tmp_path / "overlay.json"), json.dumps(options)],
                     "workingDir": str(space.folder),
-                    "env": [{"name": "PYTHONPATH", "value": library}, {"name": "HOME", "value": str(tmp_path)}],
+                    "env": [{"name": "PYTHONPATH", "value": LIBRARY}, {"name": "HOME", "value": str(tmp_path)}],
                     "volumeMounts": mounts,
                 }
             ],
@@ -103,6 +116,44 @@ def test_a_run_from_a_notebook_in_the_cluster(space: Space, tmp_path: Path) -> N
     assert logs_of_a_notebook_s_run(space, tmp_path, "import os\nprint('rank', os.environ['RANK'])\n") == [
         "rank 0\n", "rank 1\n",
     ]  # fmt: skip
+
+
+def test_a_session_that_is_a_job_of_the_guide_s_is_reached_by_exec(space: Space, tmp_path: Path) -> None:
+    make_account(space, guide_role())
+    job = in_guide("Job")
+    pod = job["spec"]["template"]["spec"]
+    (session,) = pod["containers"]
+    assert session["command"][:2] == ["muster", "run"]
+    program = [sys.executable, "-m", "muster"]
+    least = ["--overlay", str(tmp_path / "overlay.json"), "--cpu", "0.1", "--memory", "0.5", "--timeout", "120"]
+    volumes, mounts = with_muster(tmp_path)
+    session.update(image=space.cluster.image, command=[*program, "run", *least, *session["command"][2:]])
+    session["env"] += [{"name": "PYTHONPATH", "value": LIBRARY}]
+    session["volumeMounts"] += mounts
+    pod.update(serviceAccountName="user", volumes=[*pod["volumes"], *volumes], terminationGracePeriodSeconds=1)
+    job["metadata"]["namespace"] = space.name
+    client, jobs = space.cluster.client, f"/apis/batch/v1/namespaces/{space.name}/jobs"
+    project = {"metadata": {"name": "project"}, "data": {"train.py": WAITS}}
+    client.create(f"/api/v1/namespaces/{space.name}/configmaps", project)
+    client.create(jobs, job)
+
+    def name_of_session() -> str:
+        names = [pod["metadata"]["name"] for pod in space.cluster.pods(space.name)]
+        return next((name for name in names if name.startswith("training-")), "")
+
+    name = until(name_of_session, "the Job has a pod", 60)
+
+    def muster_says(*words: str) -> str:
+        return "".join(said(open_exec(client, space.name, name, "session", [*program, *words])))
+
+    log = f"/api/v1/namespaces/{space.name}/pods/{name}/log"
+    until(lambda: "training" in client.text(log), "the ranks train", 120)
+    until(lambda: "rank 0" in muster_says("logs", "last", "worker-0"), "a rank has printed")
+    assert "(on kubernetes, ends with its session)" in muster_says("runs")
+    muster_says("exec", "last", "worker-0", "--", "touch", "go")
+    until(lambda: client.get(f"{jobs}/training")["status"].get("succeeded") == 1, "the Job has succeeded", 60)
+    client.delete(f"{jobs}/training", propagationPolicy="Background")
+    space.wait_until_empty()
 
 
 def logs_of_a_notebook_s_run(space: Space, tmp_path: Path, script: str, **options: Any) -> list[str]:

@@ -14,7 +14,9 @@ from pathlib import Path
 import muster
 import pytest
 import yaml
+from click.testing import CliRunner
 from muster.checkup import Report
+from muster.commands.main import main
 from muster.errors import (
     LaunchRefused,
     MusterError,
@@ -119,19 +121,39 @@ def test_a_queue_is_refused_where_no_kueue_would_heed_it(space: Space) -> None:
     space.wait_until_empty()
 
 
-def test_an_image_that_is_not_there(space: Space) -> None:
-    with pytest.raises(WorkersMissing, match=r"Its image muster.test/nowhere:1 could not be pulled and is tried again"):
-        space.run(ENDLESS, 1, image="muster.test/nowhere:1", timeout_seconds=8)
-
-
 def test_a_name_that_no_image_can_have(space: Space) -> None:
     with pytest.raises(LaunchRefused, match=r"The name of its image is none.*InvalidImageName"):
         space.run(ENDLESS, 1, image="Not//AnImage")
 
 
-def test_an_image_without_python(space: Space) -> None:
-    with pytest.raises(LaunchRefused, match=r"cannot run python3"):
-        space.run(ENDLESS, 1, image="muster.test/pause:1", overlay=None)
+@pytest.mark.parametrize(
+    ("image", "said", "advice"),
+    [
+        (
+            "muster.test/nowhere:1",
+            r"1 of 1 workers did not report .* Its image muster.test/nowhere:1 could not be pulled and is tried again: "
+            r'.*failed to resolve reference "muster.test/nowhere:1"',
+            "see to what they wait for",
+        ),
+        (
+            "muster.test/pause:1",
+            r"worker-0 did not come up: Its image muster.test/pause:1 cannot run python3\. "
+            'Kubernetes says: .*exec: "python3": executable file not found',
+            "--image one with Python 3.6 or later",
+        ),
+    ],
+)
+def test_the_doctor_says_what_an_image_lacks_in_the_cluster_s_words(
+    space: Space, image: str, said: str, advice: str
+) -> None:
+    (space.folder / "train.py").write_text("pass")
+    words = ["-p", "kubernetes", "--namespace", space.name, "--image", image, "-s", "processes", "-n", "1"]
+    words += ["--timeout", "8", "--memory", "0.5", "--cpu", "0.1", "train.py"]
+    done = CliRunner().invoke(main, ["doctor", *words])
+    assert done.exit_code == 1
+    launch = done.output.partition("launch ")[2]
+    assert re.search(said, launch)
+    assert f"Try: {advice}" in launch
 
 
 def test_a_quota_refuses_at_once_and_leaves_nothing(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from muster.errors import PlatformUnsupported
 from muster.platforms import machine
+from muster.platforms.containers.addresses import EngineAddress, candidates
 from muster.platforms.containers.refusals import START_ENGINE, knock, system_error
 from muster.runtime.extras import extra
 
@@ -20,14 +21,6 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 TIMEOUT = 30.0  # seconds that an engine may take to answer
-
-
-@dataclass(frozen=True)
-class EngineAddress:
-    """An address at which an engine may listen, and how it was found."""
-
-    url: str
-    source: str
 
 
 @dataclass(frozen=True)
@@ -59,45 +52,6 @@ class Engine:
         return f"{self.product} {self.version} ({self.url}, {self.source})"
 
 
-def candidates(asked: str | None, environ: Mapping[str, str]) -> list[EngineAddress]:
-    """Return addresses at which an engine may listen, in the order in which Docker's and Podman's tools try them."""
-    if asked:
-        return [EngineAddress(asked, "engine=")]
-    for name in ("DOCKER_HOST", "CONTAINER_HOST"):
-        if environ.get(name):
-            return [EngineAddress(environ[name], name)]
-    context = _context(environ)
-    if context:
-        return [context]
-    folders = [environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"]
-    paths = [Path("/var/run/docker.sock"), Path(folders[0], "docker.sock")]
-    paths += [Path("/run/podman/podman.sock"), Path(folders[0], "podman", "podman.sock")]
-    return [EngineAddress(f"unix://{path}", "its usual place") for path in paths if _may_be_there(path)]
-
-
-def _may_be_there(path: Path) -> bool:
-    """Return whether there is a socket, or a folder for it that this user may not look into: to connect tells."""
-    try:
-        return path.exists()
-    except PermissionError:
-        return True
-
-
-def _context(environ: Mapping[str, str]) -> EngineAddress | None:
-    """Return the address of the context that ``docker context use`` has chosen; None for the default context."""
-    from docker.context import ContextAPI
-    from docker.errors import DockerException
-
-    name = environ.get("DOCKER_CONTEXT")
-    try:
-        context = ContextAPI.get_context(name) if name else ContextAPI.get_current_context()
-    except (DockerException, OSError, ValueError, KeyError):
-        return None
-    if context is None or context.Name == "default" or not context.Host:
-        return None
-    return EngineAddress(context.Host, f"Docker's context {context.Name}")
-
-
 def connect(asked: str | None = None, environ: Mapping[str, str] = os.environ) -> Engine:
     """Find an engine that answers.
 
@@ -107,15 +61,15 @@ def connect(asked: str | None = None, environ: Mapping[str, str] = os.environ) -
 
     Raises:
         ExtraMissing: the package ``docker`` is not installed.
-        PlatformUnsupported: there is none, or this user may not use it.
+        PlatformUnsupported: there is none, it cannot be reached from here, or this user may not use it.
     """
     with extra("containers"):
         import docker  # noqa: F401
     found = candidates(asked, environ)
     if not found:
         raise PlatformUnsupported(
-            "No Docker and no Podman was found here: there is no socket of either, and neither DOCKER_HOST nor "
-            "CONTAINER_HOST is set.",
+            "No Docker and no Podman was found here: there is no socket of either, neither DOCKER_HOST nor "
+            "CONTAINER_HOST is set, and neither a context of Docker's nor a connection of Podman's is chosen.",
             advice=START_ENGINE,
         )
     troubles: list[PlatformUnsupported] = []
@@ -150,7 +104,11 @@ def _ask(address: EngineAddress, environ: Mapping[str, str]) -> Engine:
         if spoken and version_lt(spoken, DEFAULT_DOCKER_API_VERSION):
             client = make(spoken)
         product = "Podman" if "Libpod-API-Version" in answer.headers else "Docker"
-        info = _info_of_podman(peer, answer.headers) if product == "Podman" and peer else client.info()
+        is_forwarded = peer is not None and _is_forwarded(peer[0])
+        if peer and product == "Podman" and not is_forwarded:
+            info = _info_of_podman(peer, answer.headers)
+        else:
+            info = client.info()
     except (DockerException, RequestException, OSError, ValueError) as error:
         raise _not_reached(address, error) from error
     return Engine(
@@ -162,8 +120,27 @@ def _ask(address: EngineAddress, environ: Mapping[str, str]) -> Engine:
         cores=int(info.get("NCPU") or 1),
         memory=int(info.get("MemTotal") or 0),
         is_rootless=any("rootless" in option for option in info.get("SecurityOptions") or []),
-        is_here=address.url.startswith("unix://") and os.path.exists(info.get("DockerRootDir") or ""),
+        is_here=address.url.startswith("unix://")
+        and not is_forwarded
+        and os.path.exists(info.get("DockerRootDir") or ""),
     )
+
+
+def _is_forwarded(listener: int) -> bool:
+    """Return whether the process that made a socket is ssh, which forwards it to another machine.
+
+    With ``ssh -f`` that process has ended: its child goes on. Those of engines and of systemd live as long as they.
+    """
+    try:
+        os.kill(listener, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass  # another user's
+    try:
+        return Path(f"/proc/{listener}/comm").read_text().strip() == "ssh"
+    except OSError:
+        return False
 
 
 def _info_of_podman(peer: tuple[int, int], headers: Mapping[str, str]) -> dict[str, Any]:

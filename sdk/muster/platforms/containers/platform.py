@@ -41,6 +41,7 @@ from muster.platforms.containers.images import (
 )
 from muster.platforms.containers.network import Network, make_network, plan_network
 from muster.platforms.containers.refusals import asking
+from muster.platforms.containers.volumes import binds
 from muster.platforms.parallel import at_once
 from muster.text.arguments import Argument, ArgumentText
 
@@ -60,6 +61,8 @@ class ContainersPlatform(Platform):
         engine: address of the engine, such as ``unix:///run/podman/podman.sock``; None for the one that Docker's and
             Podman's own tools would use.
         network: name of the containers' network; None for a new one for each platform object.
+        volumes: folders of the engine's machine, or volumes by name, that all containers mount, each as
+            ``docker run -v`` takes it, such as ``/data:/data:ro``.
         log_cap: largest size of a worker's log in bytes.
     """
 
@@ -68,6 +71,7 @@ class ContainersPlatform(Platform):
         None, "Address of the Docker or Podman engine", default="found as docker does", metavar="URL"
     )
     network: str | None = option(None, "Network of the containers", default="one of their own", metavar="NAME")
+    volumes: tuple[str, ...] = option((), "Folders to mount, in quotes", metavar="SOURCE:TARGET[:ro]")
     log_cap: int | None = option(
         None, "Largest size of a worker's log in bytes", default="64 MiB", metavar="BYTES", minimum=1
     )
@@ -76,6 +80,7 @@ class ContainersPlatform(Platform):
     storage = Storage.NOTHING
 
     def __post_init__(self) -> None:
+        self.volumes = (self.volumes,) if isinstance(self.volumes, str) else tuple(self.volumes)
         self._connected: Engine | None = None
         self._network: Network | None = None
         self._has_network = False
@@ -98,11 +103,16 @@ class ContainersPlatform(Platform):
 
     def describe(self) -> str:
         """Return, in words, the engine that runs the containers, and their image."""
-        return f"{self.name} of {self._engine()}, image {self.image or 'made of this Python'}"
+        mounted = f", with {', '.join(self.volumes)}" if self.volumes else ""
+        return f"{self.name} of {self._engine()}, image {self.image or 'made of this Python'}{mounted}"
 
     def check(self) -> None:
-        """Raise PlatformUnsupported where no engine answers, or no image is given and it cannot see this Python."""
+        """Raise PlatformUnsupported where no engine answers, or no image is given and it cannot see this Python.
+
+        Raises JobError for a volume that cannot be mounted.
+        """
         engine = self._engine()
+        binds(self.volumes, engine.is_here)
         if not self.image and not engine.is_here:
             raise PlatformUnsupported(
                 f"{engine} does not see this machine's files, and so cannot run workers with this Python.",
@@ -248,6 +258,7 @@ class ContainersPlatform(Platform):
             labels={OWNER: self._label},
             owner=(0, 0) if engine.is_rootless else (os.getuid(), os.getgid()),
             log_cap=self.log_cap or default_log_cap(),
+            binds=binds(self.volumes, engine.is_here),
         )
 
     def poll(self, handles: Sequence[str]) -> list[Worker]:

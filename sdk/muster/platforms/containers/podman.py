@@ -46,6 +46,7 @@ def _as_podman_takes_it(config: dict[str, Any]) -> dict[str, Any]:
         "entrypoint": config["Entrypoint"],
         "command": config["Cmd"],
         "hostname": config["Hostname"],
+        "stop_timeout": config["StopTimeout"],
         "user": config["User"],
         "labels": config["Labels"],
         "env": dict(variable.split("=", 1) for variable in config["Env"] or ()),

@@ -90,8 +90,10 @@ REFUSALS = (
     ),
     Refusal(
         r"bind source path does not exist|statfs .*no such file",
-        "the engine does not see the session's files",
-        ArgumentText(Argument("image", ""), " one with Python and what the script imports"),
+        "its machine does not have a folder that is to be mounted",
+        ArgumentText(
+            Argument("volumes", ""), " folders of that machine, and ", Argument("image", ""), " one with Python"
+        ),
     ),
     Refusal(
         r"already in use by|name .* is in use|is already in use",

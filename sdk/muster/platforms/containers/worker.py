@@ -31,6 +31,7 @@ LARGEST_LOG = 1 << 30  # bytes that are read from a container at most
 TRIES, TRY_SECONDS = 5, 0.1  # to read a file
 AGENT_MEMORY = 64 << 20  # bytes that a container gets for the agent, on top of the worker's memory
 PIDS = 16384  # processes and threads of a container at most
+STOP_SECONDS = 10  # from somebody's stop to a kill, as usual; Podman would give none where it is asked as Docker is
 SYSTEM_FOLDERS = {
     "/",
     "/bin",
@@ -71,6 +72,7 @@ class ContainerSetting:
         labels: labels of all containers.
         owner: user and group id of their processes.
         log_cap: largest size of a worker's log in bytes.
+        binds: what else is mounted, as ``docker run -v`` takes it.
     """
 
     image: str
@@ -83,6 +85,7 @@ class ContainerSetting:
     labels: Mapping[str, str]
     owner: tuple[int, int]
     log_cap: int
+    binds: Sequence[str] = ()
 
 
 def container_name(spec: WorkerSpec) -> str:
@@ -111,6 +114,7 @@ def create(engine: Engine, spec: WorkerSpec, setting: ContainerSetting, devices:
             user=f"{setting.owner[0]}:{setting.owner[1]}",
             labels={**setting.labels, **_labels(spec)},
             environment=_environment(setting),
+            stop_timeout=STOP_SECONDS,
             host_config=_limits(engine, spec, setting, () if by_podman else devices, home),
             networking_config=client.create_networking_config({setting.network: client.create_endpoint_config()}),
         )
@@ -174,6 +178,7 @@ def _limits(
     limits: dict[str, Any] = engine.client.create_host_config(
         network_mode=setting.network,
         mounts=mounts,
+        binds=list(setting.binds),
         init=True,
         nano_cpus=int(spec.resources.cpu * 1e9),
         mem_limit=memory,

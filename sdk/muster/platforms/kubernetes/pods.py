@@ -93,7 +93,7 @@ def name_of_agent(owner: str, submission: str) -> str:
 
 def agent_secret(setting: PodSetting) -> dict[str, Any]:
     """Return the Secret with the agent and its bytecode; it owns all else of its submission, for removal with it."""
-    program = with_unpacking("pod.py", "main(*sys.argv[1:], unpack=unpack)\n")
+    program = with_unpacking("pod.py", "main(*sys.argv[1:], make_importable=make_importable)\n")
     data = {"agent": packed_agent(has_bytecode=True), "pod.py": program.encode()}
     return _secret(name_of_agent(setting.owner, setting.submission), data, setting)
 

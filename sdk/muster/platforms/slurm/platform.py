@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import secrets
+import shlex
 import signal
 import subprocess
 import sys
@@ -189,8 +190,10 @@ class SlurmPlatform(Platform):
         return []
 
     def submission_text(self, specs: Sequence[WorkerSpec]) -> str:
-        """Return the batch script that would be submitted. Raises PlatformError."""
+        """Return the batch script that would be submitted, or the command of a step. Raises PlatformError."""
         folder = self._home() / "0000"
+        if self.allocation:
+            return f"{shlex.join(self._step_command(folder, 'muster', specs))}\n"
         site = self._site_options(specs)
         label = self._site.identity()["process"]
         return script.batch_script(str(folder), "muster", label, [spec.resources for spec in specs], site)
@@ -352,13 +355,7 @@ class SlurmPlatform(Platform):
     def _start(self, made: Submission, specs: Sequence[WorkerSpec]) -> list[str]:
         """Start a step of the job that this session runs in. Raises OSError."""
         assert isinstance(self._guard, JobGuard)
-        site = replace(self._site_options(specs), flags={})
-        parts = []
-        for count, resources in script.parts_of([spec.resources for spec in specs]):
-            spread = [f"--nodes={script.nodes_of(count, self.nodes)}"] if self.nodes else []
-            arguments = script.worker_arguments(count, resources, site)
-            parts.append([f"--jobid={self.allocation}", "--overlap", *spread, *arguments])
-        command = script.launch_command(str(made.folder), parts, made.label)
+        command = self._step_command(made.folder, made.label, specs)
         with (made.folder / "output").open("ab") as output:
             step = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
@@ -366,6 +363,16 @@ class SlurmPlatform(Platform):
         self._steps[str(made.folder)] = step
         self._guard.watch_step(step.pid)
         return made.submitted(self.allocation, is_step=True)
+
+    def _step_command(self, folder: Path, label: str, specs: Sequence[WorkerSpec]) -> list[str]:
+        """Return the command that starts a step of the job that this session runs in."""
+        site = replace(self._site_options(specs), flags={})
+        parts = []
+        for count, resources in script.parts_of([spec.resources for spec in specs]):
+            spread = [f"--nodes={script.nodes_of(count, self.nodes)}"] if self.nodes else []
+            arguments = script.worker_arguments(count, resources, site)
+            parts.append([f"--jobid={self.allocation}", "--overlap", *spread, *arguments])
+        return script.launch_command(str(folder), parts, label)
 
     def poll(self, handles: Sequence[str]) -> list[Worker]:
         """Return the states of workers from their files and from the queue, which is polled rarely, once for all."""

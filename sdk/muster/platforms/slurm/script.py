@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from muster.agent.worker import UNPACKED
 from muster.errors import JobError
 from muster.job import Resources, WorkerSpec
-from muster.platforms.agent_package import program
+from muster.platforms.agent_package import with_unpacking
 from muster.platforms.slurm.words import minutes_of
 from muster.text.arguments import Argument, ArgumentText
 
@@ -239,5 +240,5 @@ def start_script(folder: str) -> str:
 
 
 def start_program(folder: str, session: str) -> str:
-    """Return the Python program that turns a task into a worker."""
-    return program("slurm_bootstrap.py", folder, session, has_bytecode=True)
+    """Return the Python program that turns a task into a worker, with the agent's package in a file beside it."""
+    return with_unpacking("slurm_bootstrap.py", f"become_worker(unpacked, {UNPACKED!r}, {folder!r}, {session!r})\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import weakref
 from abc import abstractmethod
@@ -133,9 +134,11 @@ class Site(Commands):
         check = {"address": like(ADDRESS, "an address")}
         return str(self._checked(self.call("address", towards=[*towards]), check)["address"])
 
-    def write(self, folder: Path, files: Mapping[str, str]) -> None:
-        """Write files that only the user may read. Raises OSError."""
-        why = self._checked(self.call("write", folder=str(folder), files=dict(files)), {"why": optional(string)})["why"]
+    def write(self, folder: Path, files: Mapping[str, str], binary: Mapping[str, bytes] | None = None) -> None:
+        """Write files that only the user may read: texts, and others. Raises OSError."""
+        encoded = {name: base64.b64encode(content).decode() for name, content in (binary or {}).items()}
+        answer = self.call("write", folder=str(folder), files=dict(files), binary=encoded)
+        why = self._checked(answer, {"why": optional(string)})["why"]
         if why is not None:
             raise OSError(0, why)
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from muster.agent.removal import OWNER
+from muster.agent.slurm_bootstrap import PACKED
 from muster.job import WorkerSpec
+from muster.platforms.agent_package import packed_agent
 from muster.platforms.agents import agent_config, news_of, outcome_of
 from muster.platforms.slurm.script import parts_of, start_program, start_script
 from muster.platforms.slurm.site import HERE, News, Site
@@ -116,9 +118,8 @@ class Submission:
         for task, spec in enumerate(specs):
             known = {"news": f"{folder}/worker-{task}.news", "variables": VARIABLES, "has_cgroup": GROUP}
             files[f"worker-{task}.launch"] = json.dumps({**agent_config(spec, cap, places), **known})
-        self.site.write(
-            self.folder, {**files, "start.sh": start_script(folder), "start.py": start_program(folder, session)}
-        )
+        files |= {"start.sh": start_script(folder), "start.py": start_program(folder, session)}
+        self.site.write(self.folder, files, {PACKED: packed_agent(has_bytecode=True)})
 
     def submitted(self, job: str, *, is_step: bool = False) -> list[str]:
         """Record the job, for other processes as well, and return the workers' handles. Raises OSError."""
