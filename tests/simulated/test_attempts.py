@@ -244,6 +244,26 @@ def test_a_lost_worker_that_cannot_be_replaced_is_left_out_until_the_next_attemp
     assert left_out in view.notes
 
 
+def test_a_worker_that_is_lost_while_others_are_still_to_come_is_replaced(
+    loop: SimulatedLoop, made: Execution, checked: CheckedRun
+) -> None:
+    platform = ScriptedPlatform()
+    late, lost = platform.player("worker-0"), platform.player("worker-1")
+    late.behaviour.hello_after = None
+
+    def lose() -> None:
+        late.behaviour.hello_after = 0.1  # in the next attempt
+        lost.hang_up()
+
+    loop.call_later(3, lose)
+    checked = replace(checked, platform=platform, owns_platform=False, limits=Limits(start=20, run=60))
+    made.begin(replace(checked, restart_policy=RestartPolicy(1)))
+    result = finish(loop, made)
+    assert result.error is None
+    (again,) = [event.data for event in Run(made.run_dir).events() if event.kind == "run_attempt"]
+    assert again["cause"].startswith("worker-1 was lost")
+
+
 @pytest.mark.parametrize(("spare", "ends_well"), [(0, False), (1, True)])
 def test_a_replacement_that_does_not_come_in_time_is_waited_for_no_longer(
     loop: SimulatedLoop, made: Execution, checked: CheckedRun, spare: int, ends_well: bool

@@ -35,7 +35,8 @@ class Reasons:
 
     async def explain(self, cause: Failure, plan: Plan | None) -> MusterError:
         """Return the error for the failure that explains the others."""
-        if plan is None and cause.worker and not cause.is_told:
+        has_come = cause.worker in self._state.members
+        if plan is None and cause.worker and not has_come and not cause.is_told:
             return await in_thread(diagnosis.did_not_come_up, cause, self._logs)
         total = len(plan.ranks or plan.completed_by or plan.processes) if plan else 1
         failures = list(self._state.failures)
