@@ -27,6 +27,7 @@ NAMES = (
     "second_run",
     "recovery",
     "throughput",
+    "warm_throughput",
     "codec_cost",
     "serve_ready",
     "sync",

@@ -1,8 +1,9 @@
-"""The script that ``first_step`` and ``throughput`` train, with Muster and with a bare horovodrun.
+"""The script that ``first_step``, ``throughput`` and ``warm_throughput`` train, with Muster and with a bare horovodrun.
 
 It trains LeNet on random digits, so that nothing has to be loaded, and is otherwise like
 ``worker_scripts/mnist_horovod.py``. Rank 0 writes JSON to a file: ``first_step`` and ``last_step`` (when the first and
-the last optimizer step ended, in seconds since the epoch), and ``steps_per_second`` over all epochs but the first.
+the last optimizer step ended, in seconds since the epoch); and over all epochs but the first ``steps_per_second``, and
+``cpu_per_step``, the seconds of CPU of all threads of its process.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ class Clock(keras.callbacks.Callback):
         self.first_step: float | None = None
         self.last_step: float | None = None
         self.epochs: list[float] = []  # seconds
+        self.cpu: list[float] = []  # the same, of CPU
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._began = time.perf_counter()
+        self._began, self._cpu_began = time.perf_counter(), time.process_time()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.last_step = time.time()
@@ -39,6 +41,7 @@ class Clock(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.epochs.append(time.perf_counter() - self._began)
+        self.cpu.append(time.process_time() - self._cpu_began)
 
 
 def lenet() -> keras.Model:
@@ -77,7 +80,9 @@ def main() -> None:
     if horovod.rank() == 0:
         measured = {"first_step": clock.first_step, "last_step": clock.last_step}
         if arguments.epochs > 1:
-            measured["steps_per_second"] = arguments.steps * (arguments.epochs - 1) / sum(clock.epochs[1:])
+            steps = arguments.steps * (arguments.epochs - 1)
+            measured["steps_per_second"] = steps / sum(clock.epochs[1:])
+            measured["cpu_per_step"] = sum(clock.cpu[1:]) / steps
         arguments.out.write_text(json.dumps(measured))
 
 

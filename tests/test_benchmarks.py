@@ -149,6 +149,7 @@ QUICK = {
     "serve_ready": [],
     "kubernetes_load": ["≤ 0.5 1/s"],
     "thousand_agents": ["≤ 10 %"],
+    "relayed_agents": ["≤ 10 %", "≤ 1 s"],
     "hostile": [],
 }  # with their targets; CI runs others
 

@@ -157,7 +157,9 @@ def test_the_tutorial_runs_as_it_stands_there(tmp_path: Path) -> None:
 def test_the_files_that_the_page_on_structure_names_are_there() -> None:
     page = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([\w/]+\.(?:py|js|css))`", page))
-    files = [path.as_posix() for folder in ("sdk", "scripts", "tests") for path in (ROOT / folder).rglob("*.*")]
+    files = [
+        path.as_posix() for folder in ("benchmarks", "sdk", "scripts", "tests") for path in (ROOT / folder).rglob("*.*")
+    ]
     assert len(named) > 100
     assert {name for name in named if not any(file.endswith("/" + name) for file in files)} == set()
 

@@ -53,8 +53,13 @@ def yes_or_no(value: object) -> bool:
 
 
 def optional(check: "Check") -> "Check":
-    """Return a check that accepts None and whatever ``check`` accepts."""
-    return lambda value: None if value is None else check(value)
+    """Return a check that accepts None and whatever ``check`` accepts, which is its ``unless_none``."""
+
+    def check_unless_none(value: object) -> "Any":
+        return None if value is None else check(value)
+
+    check_unless_none.unless_none = check  # type: ignore[attr-defined]
+    return check_unless_none
 
 
 def one_of(*known: str) -> "Check":

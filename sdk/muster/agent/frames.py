@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Iterator
 
-_decode = json.JSONDecoder().decode  # json.loads looks at more than there is to see, for each message,
+_decode = json.JSONDecoder().raw_decode  # json.loads looks at more than there is to see, for each message,
 _encode = json.JSONEncoder(separators=(",", ":")).encode  # and json.dumps makes an encoder for each
 MAX_LINE = 1 << 20  # bytes; a longer line ends the connection
 MAX_PAYLOAD = 1 << 18  # bytes behind a line; the same
@@ -110,7 +110,10 @@ class Decoder:
 
 def _parse(line: bytes) -> "dict[str, Any]":
     try:
-        message = _decode(line.decode("utf-8"))
+        text = line.decode("utf-8").strip()
+        message, end = _decode(text)
+        if end < len(text):
+            raise ValueError("there is more than one value")
     except (ValueError, RecursionError) as error:
         raise ProtocolError("a message is not JSON") from error
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):

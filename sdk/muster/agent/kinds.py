@@ -57,7 +57,7 @@ def message(
     def declare(made: "type[Message]") -> "type[Message]":
         defaults = getattr(made, "_field_defaults", {})
         names = getattr(made, "_fields", ())
-        fields = tuple((name, checks.pop(name), defaults.get(name, MISSING)) for name in names)
+        fields = tuple(_field(checks.pop(name), name, defaults.get(name, MISSING)) for name in names)
         assert not checks, checks
         for direction in directions:
             direction[kind] = (made, fields, either)
@@ -65,6 +65,11 @@ def message(
         return made
 
     return declare
+
+
+def _field(check: "Check", name: str, default: object) -> "Tuple[str, Check, object]":
+    """Return a field; its check does not look for None where that is the default, which is not checked."""
+    return name, getattr(check, "unless_none", check) if default is None else check, default
 
 
 def read(fields: "dict[str, Any]", kind: str, known: "dict[str, Kind]") -> "Any":

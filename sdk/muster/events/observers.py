@@ -93,7 +93,8 @@ class QueuedObserver:
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._waiting: deque[Event] = deque()
-        self._characters = 0
+        self._put_in = 0  # characters, in all
+        self._taken_out = 0  # the same, counted on the observer's thread alone
         self._left_out = 0  # events since the last one in the queue
         self._is_closed = False
         # Held for moments only, never while the observer is called. It is entered directly, not through the condition:
@@ -110,7 +111,8 @@ class QueuedObserver:
             if self._has_no_room(event.kind):
                 self._left_out += 1
                 return
-            self._note_gap(event.time)
+            if self._left_out:
+                self._note_gap(event.time)
             self._put(event)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="muster-observer", daemon=True)
@@ -143,8 +145,11 @@ class QueuedObserver:
             return left
 
     def _has_no_room(self, kind: str) -> bool:
+        events, characters = len(self._waiting), self._put_in - self._taken_out
+        if events < MOST_EVENTS and characters <= MOST_CHARACTERS:
+            return False
         most = 1 if kind in FREQUENT else 2
-        is_full = len(self._waiting) >= most * MOST_EVENTS or self._characters > most * MOST_CHARACTERS
+        is_full = events >= most * MOST_EVENTS or characters > most * MOST_CHARACTERS
         return is_full and kind != EventKind.RUN_ENDED
 
     def _note_gap(self, when: float) -> None:
@@ -155,17 +160,21 @@ class QueuedObserver:
 
     def _put(self, event: Event) -> None:
         self._waiting.append(event)
-        self._characters += _size(event)
+        self._put_in += _size(event)
 
     def _next(self) -> Event | None:
         """Wait for the next event and return it; return None at the end."""
-        with self._lock:
-            self._news.wait_for(lambda: self._waiting or self._is_closed)
-            if not self._waiting:
-                return None
-            event = self._waiting.popleft()
-            self._characters -= _size(event)
-            return event
+        while True:
+            try:
+                event = self._waiting.popleft()  # without the lock, for which the two threads would wait by turns
+            except IndexError:
+                with self._lock:
+                    self._news.wait_for(lambda: self._waiting or self._is_closed)
+                    if not self._waiting:
+                        return None
+            else:
+                self._taken_out += _size(event)
+                return event
 
     def _run(self) -> None:
         while (event := self._next()) is not None:

@@ -10,7 +10,6 @@ from muster.agent import frames, wire
 from muster.agent.outbox import Inbox, Outbox
 from muster.pools.clocks import ClockMeasurement
 from muster.pools.listener import UnidentifiedConnection
-from muster.runtime import clock
 
 HELLO_LIMIT = 1 << 13  # bytes of a hello, and the most that an unidentified connection may send
 REFUSAL_SECONDS = 1.0  # time for a refused agent to read the reason
@@ -114,7 +113,7 @@ class AgentConnection(asyncio.Protocol):
         """Handle the end of the connection."""
         self._on_lost(self)
 
-    def charge(self, seconds: float, share: float) -> None:
+    def charge(self, seconds: float, share: float, now: float) -> None:
         """Charge the connection for core time, and pause reading it for a while if it has taken more than its share.
 
         A worker that sends without end is then slowed down, as by a slow network.
@@ -122,8 +121,8 @@ class AgentConnection(asyncio.Protocol):
         Args:
             seconds: core time that its messages have taken.
             share: the part of a core that it may take.
+            now: the present time on the monotonic clock.
         """
-        now = clock.now()
         owed = max(0.0, self._owed - (now - self._charged_at) * share) + seconds
         self._owed = min(owed, BURST + LONGEST_REST * share)
         self._charged_at = now

@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -217,19 +217,19 @@ class Endpoint:
     def _take_inbox(self) -> None:
         inbox, self._inbox = self._inbox, []
         to_acknowledge: set[AgentConnection] = set()
-        began = time.thread_time()
+        to_charge: list[tuple[AgentConnection, float, int]] = []  # with the seconds that passed, and the bytes
+        cpu_began = time.thread_time()  # a call of the system's, which takes long: once for all
+        began = passed = time.perf_counter()
         for connection, data, came_at in inbox:
             is_free = connection.state is not None and connection.state.granted > 0
             try:
                 for message in connection.decoder.feed(data):
                     is_free = is_free and message["type"] in ASKED_FOR
                     self._take(connection, message, came_at)
-                ended = time.thread_time()
                 if is_free and connection.state is not None:
                     connection.state.granted -= len(data)
                 else:
-                    self._charge(connection, ended - began + len(data) * BYTE_SECONDS)
-                began = ended
+                    to_charge.append((connection, time.perf_counter() - passed, len(data)))
                 if connection.state is not None and not connection.state.inbox.is_told:
                     to_acknowledge.add(connection)
             except Exception as error:  # an error of one connection does not affect the next ones
@@ -239,13 +239,23 @@ class Endpoint:
                 else:
                     self._listener.warn("the connection of %s was ended: %s", whose, error)
                 connection.abort()
+            passed = time.perf_counter()
+        # Other threads and processes may have run meanwhile: only this thread's time is charged, by parts of the whole.
+        self._charge(to_charge, min(1.0, (time.thread_time() - cpu_began) / max(passed - began, 1e-9)))
         for connection in to_acknowledge:
             connection.acknowledge()
 
-    def _charge(self, connection: AgentConnection, seconds: float) -> None:
-        """Charge a worker's connection for the core time that its messages took."""
-        if connection.state is not None and not connection.state.is_unpaced:
-            connection.charge(seconds, max(LEAST_SHARE, SHARE / len(self._states)))
+    def _charge(self, costs: Sequence[tuple[AgentConnection, float, int]], busy: float) -> None:
+        """Charge connections for the core time that their messages took.
+
+        Args:
+            costs: each connection, with the seconds that passed over its messages, and their bytes.
+            busy: the part of these seconds in which the core was used.
+        """
+        now, share = clock.now(), max(LEAST_SHARE, SHARE / len(self._states))
+        for connection, passed, size in costs:
+            if connection.state is not None and not connection.state.is_unpaced:
+                connection.charge(passed * busy + size * BYTE_SECONDS, share, now)
 
     def _take(self, connection: AgentConnection, fields: dict[str, Any], came_at: float) -> None:
         """Handle a message: the hello of a new connection, or anything of an identified one."""

@@ -28,7 +28,9 @@ from muster.text.traceback import with_cells
 from muster.training.stages import IMPORTING
 
 Source = tuple[str, int | None]  # a process: its worker, and its rank, which is None for a process without a rank
-OF_PROCESSES = (wire.Exited, wire.HungUp, wire.Progress, wire.Stage, wire.Warned, wire.Raised, wire.ProcessStacks)
+OF_PROCESSES = frozenset(
+    (wire.Exited, wire.HungUp, wire.Progress, wire.Stage, wire.Warned, wire.Raised, wire.ProcessStacks)
+)
 RANK_NAME = re.compile(r"rank-(\d{1,9})")
 UNNAMED = "an exception without a name"
 
@@ -371,10 +373,11 @@ class RunState:
     def on_message(self, worker: str, message: Any) -> None:
         """Handle a message of an agent (:mod:`muster.agent.wire`), or a measurement of its clock's offset."""
         self._heard_at[worker] = clock.now()
-        handler = self._handlers.get(type(message))
+        kind = type(message)
+        handler = self._handlers.get(kind)
         if handler is None:
-            self._bounds.doubt(worker, f"sent a {type(message).__name__}, which no run expects")
-        elif isinstance(message, OF_PROCESSES) and not self._has(worker, message.rank):
+            self._bounds.doubt(worker, f"sent a {kind.__name__}, which no run expects")
+        elif kind in OF_PROCESSES and not self._has(worker, message.rank):
             self._bounds.doubt(worker, "tells of a rank that it has not started")
         else:
             handler(worker, message)
