@@ -1,7 +1,7 @@
 """Measure how long it takes until workers in a Slurm job are ready, on a real Slurm of two nodes.
 
 Baseline: a job whose script is one ``srun`` of as many ``true``, from its submission to the end of srun. The time of
-Muster is from the submission until every agent has reported its address. Slurm and its nodes are namespaces of this
+Muster is from the submission until every agent has connected to the session. Slurm and its nodes are namespaces of this
 machine (``tests/platforms/slurm_engine.py``), so that all of them share this machine's processors.
 """
 
@@ -13,12 +13,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from muster.job import Status
 from muster.platforms.slurm.platform import SlurmPlatform
 
 from benchmarks.measuring import Figure, Target, Unavailable, by_turns, main, private_home
 from tests.platforms.slurm_engine import Engine, fetch, why_not
-from tests.support import Run
+from tests.support import Run, StubSession
 
 WORKERS = 8
 LIMIT = 1.3
@@ -45,17 +44,20 @@ def measure(quick: bool) -> list[Figure]:
 
 
 def muster(engine: Engine) -> float:
-    """Return the seconds from submitting workers until all of them run."""
+    """Return the seconds from submitting workers until all have said hello."""
     folder = Path(tempfile.mkdtemp(prefix="muster-benchmark-"))
-    run = Run(folder)
+    run, session = Run(folder), StubSession()
     platform = SlurmPlatform()
-    platform.reach()
+    session.listen_for(platform)
+    specs = [run.spec(f"worker-{number}", session=session.address) for number in range(WORKERS)]
     began = time.monotonic()
-    handles = platform.submit([run.spec(f"worker-{number}") for number in range(WORKERS)], run.id)
-    while any(worker.status is not Status.RUNNING for worker in platform.poll(handles)):
-        time.sleep(0.005)
+    platform.submit(specs, run.id)
+    session.wait_for("hello", count=WORKERS)
     seconds = time.monotonic() - began
+    for spec in specs:  # as every session does
+        session.send(spec.name, "end")
     platform.close()
+    session.close()
     engine.clean()
     run.remove()
     shutil.rmtree(folder)

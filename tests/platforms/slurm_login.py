@@ -10,6 +10,7 @@ import contextlib
 import os
 import resource
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -163,6 +164,12 @@ class LoginMachine:
             yield
         finally:
             resource.prlimit(first, resource.RLIMIT_NOFILE, before)
+
+    def restart_sshd(self) -> None:
+        """Have sshd start anew, as after a change of its configuration; logins go on, as they are other processes."""
+        listening = self._log().count("Server listening")
+        os.kill(self._first(), signal.SIGHUP)
+        eventually(lambda: self._log().count("Server listening") > listening, "its sshd listens again", 20)
 
     def pids(self) -> list[int]:
         """Return the ids on this machine of all processes of the login node, its first sshd aside."""

@@ -270,6 +270,29 @@ def test_after_a_login_that_ended_a_run_is_tried_again_by_another(project: Path,
     assert "attempt 2" in running.logs("worker-0")
 
 
+@pytest.mark.elsewhere  # it takes 18 s
+def test_a_network_that_is_away_for_some_seconds_and_an_sshd_that_starts_anew_end_nothing(
+    project: Path, login: LoginMachine
+) -> None:
+    (project / "train.py").write_text(
+        "import os, time\nprint('attempt', os.environ['MUSTER_ATTEMPT'], flush=True)\n"
+        "for step in range(130):\n    time.sleep(0.1)\n    print('step', step, flush=True)\n"
+    )
+    running = run("train.py", restarts=1, wait=False)
+    eventually(lambda: "step 1\n" in running.logs("worker-1"), "it has started", timeout=60)
+    (job,) = login.engine.jobs()
+    login.restart_sshd()
+    login.switch(on=False)
+    time.sleep(10)
+    assert "step 129\n" not in running.logs("worker-1")
+    login.switch(on=True)
+    running.wait()
+    for worker in ("worker-0", "worker-1"):
+        said = running.logs(worker).splitlines()
+        assert said == ["attempt 1", *(f"step {number}" for number in range(130))]
+    assert login.engine.jobs() in ([], [job])
+
+
 @pytest.mark.elsewhere  # it takes 38 s
 def test_a_network_that_goes_away_silently_is_noticed(project: Path, login: LoginMachine) -> None:
     running = started()

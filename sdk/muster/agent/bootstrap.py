@@ -4,6 +4,7 @@ It is sent as text, with ``unpacking.py`` before it and a call of ``become_worke
 """
 
 import contextlib
+import gc
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ def become_worker(unpacked: "ContextManager[str]", config: str) -> None:
         from agent.removal import begin_to_remove_unused  # type: ignore[import-not-found]
 
         begin_to_remove_unused(folder)
+        gc.enable()
         status = agent.wait()
     if status:
         sys.exit("muster: this worker's agent ended with status {}".format(status))

@@ -1,6 +1,7 @@
 """The agent of a worker as a fork of the process that has unpacked it, which spares it an interpreter's start."""
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -24,6 +25,9 @@ def start_agent(config: str, environ: "dict[str, str]") -> int:
             os.environ.update(environ)
             from .worker import main
 
+            if hasattr(gc, "freeze"):
+                gc.freeze()
+            gc.enable()
             main(config)
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else int(end.code is not None)

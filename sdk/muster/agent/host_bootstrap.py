@@ -4,6 +4,7 @@ It is sent as text, with ``unpacking.py`` before it and a call of ``become_guard
 interpreter reads, and is then sent the packed package.
 """
 
+import gc
 import importlib
 import os
 import sys
@@ -37,4 +38,5 @@ def become_guard(unpacked: "Callable[[bytes, str, bool], ContextManager[str]]", 
         from agent.removal import remove_unused  # type: ignore[import-not-found]
 
         remove_unused(folder)
+        gc.enable()
         main(folder)

@@ -19,6 +19,8 @@ AGENT = Path(__file__).resolve().parents[1] / "agent"
 FORMAT = 2  # of marshal's data: one that all versions of Python read
 UNCHECKED = b"\1\0\0\0"  # flags of a .pyc file with its source's hash, which is not checked (PEP 552)
 LINE = 100  # characters of a line of packed source
+# Python would look through what has been imported again and again, all of which stays; on again once all is imported.
+NO_COLLECTION = "import gc\n\ngc.disable()"
 
 
 _packing = threading.Lock()  # many hosts are logged in to at once, and all may need the same package
@@ -74,7 +76,7 @@ def program(bootstrap: str, *arguments: str) -> str:
 
 def with_unpacking(bootstrap: str, call: str) -> str:
     """Return a program: how to unpack the package, one of the agent's files, and a call of a function in that."""
-    return "\n\n".join([_text("unpacking.py"), _text(bootstrap), call])
+    return "\n\n".join([NO_COLLECTION, _text("unpacking.py"), _text(bootstrap), call])
 
 
 @functools.lru_cache
