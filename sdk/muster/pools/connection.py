@@ -41,7 +41,7 @@ class GenerationState:
         self.timer: asyncio.TimerHandle | None = None
 
 
-class Carrier(Protocol):
+class AgentCarrier(Protocol):
     """Carries the bytes of one agent: by a TLS connection of its own, or as a share of one that many agents have.
 
     Whoever makes a carrier gets an ``AgentConnection`` for it from the endpoint, and calls its ``connection_made`` with
@@ -81,7 +81,7 @@ class AgentConnection(asyncio.Protocol):
         is_dismissed: whether the session has ended it, so that everything received later is ignored.
     """
 
-    carrier: Carrier
+    carrier: AgentCarrier
 
     def __init__(
         self,
@@ -101,9 +101,9 @@ class AgentConnection(asyncio.Protocol):
         self._charged_at = 0.0
         self._rest: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport | Carrier) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport | AgentCarrier) -> None:
         """Take the carrier, once bytes can be sent."""
-        self.carrier = cast(Carrier, transport)
+        self.carrier = cast(AgentCarrier, transport)
 
     def data_received(self, data: bytes) -> None:
         """Pass received bytes on."""

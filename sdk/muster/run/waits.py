@@ -66,7 +66,7 @@ class Waits:
 
     @property
     def first_placed(self) -> float | None:
-        """When the first of the workers that are expected was placed, on the monotonic clock; None if none is."""
+        """Time at which the first of the expected workers was placed, on the monotonic clock; None if none is."""
         order = self._in_order
         while order and (order[0][1] in self._settled or self._placed_at[order[0][1]] != order[0][0]):
             heapq.heappop(order)
