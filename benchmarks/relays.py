@@ -1,8 +1,9 @@
 """A relay's connection, which many agents share, at the session: for the simulation of 100,000 agents.
 
 No platform starts such relays. The session takes their agents through the same seam as those that dial it themselves:
-a carrier for each (``muster.pools.connection.AgentCarrier``), handed over by the listener. What goes through the connection
-is, in both directions, the number of an agent, a length, and as many bytes; none where that agent has hung up.
+a carrier for each (``muster.pools.connection.AgentCarrier``), handed over by the listener. What goes through the
+connection is, in both directions, the number of an agent, a length, and as many bytes; none where that agent has hung
+up.
 """
 
 from __future__ import annotations
