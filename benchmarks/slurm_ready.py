@@ -2,12 +2,14 @@
 
 Baseline: a job whose script is one ``srun`` of as many ``true``, from its submission to the end of srun. The time of
 Muster is from the submission until every agent has connected to the session. Slurm and its nodes are namespaces of this
-machine (``tests/platforms/slurm_engine.py``), so that all of them share this machine's processors.
+machine (``tests/platforms/slurm_engine.py``), so that all of them share this machine's processors. Each time Slurm is
+done with the job before, and comes at another moment of the second in which it plans.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import tempfile
 import time
@@ -17,7 +19,7 @@ from muster.platforms.slurm.platform import SlurmPlatform
 
 from benchmarks.measuring import Figure, Target, Unavailable, by_turns, main, private_home
 from tests.platforms.slurm_engine import Engine, fetch, why_not
-from tests.support import Run, StubSession
+from tests.support import Run, StubSession, eventually
 
 WORKERS = 8
 LIMIT = 1.3
@@ -43,6 +45,13 @@ def measure(quick: bool) -> list[Figure]:
     ]
 
 
+def settle(engine: Engine) -> None:
+    """Wait until Slurm has nothing to do, and for up to a second more."""
+    states = ("sinfo", "-h", "-N", "-p", "main", "-o", "%T")
+    eventually(lambda: {*engine.run(*states).split()} == {"idle"}, "all nodes are idle", 60)
+    time.sleep(1 + random.random())
+
+
 def muster(engine: Engine) -> float:
     """Return the seconds from submitting workers until all have said hello."""
     folder = Path(tempfile.mkdtemp(prefix="muster-benchmark-"))
@@ -50,6 +59,7 @@ def muster(engine: Engine) -> float:
     platform = SlurmPlatform()
     session.listen_for(platform)
     specs = [run.spec(f"worker-{number}", session=session.address) for number in range(WORKERS)]
+    settle(engine)
     began = time.monotonic()
     platform.submit(specs, run.id)
     session.wait_for("hello", count=WORKERS)
@@ -67,6 +77,7 @@ def muster(engine: Engine) -> float:
 def bare(engine: Engine) -> float:
     """Return the seconds from submitting a job that runs ``true`` as many times until it is done."""
     done = engine.folder / "done"
+    settle(engine)
     began = time.monotonic()
     engine.submit(f"--ntasks={WORKERS}", command=f"srun --ntasks={WORKERS} --mpi=none true && touch {done}")
     while not done.exists():
