@@ -308,8 +308,8 @@ needs_make = pytest.mark.skipif(not shutil.which("make"), reason="there is no ma
     [
         ("setup", ["scripts/setup.py"]),
         ("demo", ["scripts/setup.py", ".venv/bin/python -m muster.commands.demo"]),
-        ("test", ["scripts/setup.py --tests", ".venv/bin/python -m pytest -n 3"]),
-        ("check", ["scripts/setup.py", "ruff check", "ruff format --check", "mypy", "pytest -n 3", '-m "not slow"']),
+        ("test", ["scripts/setup.py --tests", ".venv/bin/python -m pytest -n 4"]),
+        ("check", ["scripts/setup.py", "ruff check", "ruff format --check", "mypy", "pytest -n 4", '-m "not slow"']),
         ("lint", ["scripts/setup.py", "ruff check", "ruff format --check", "mypy"]),
         ("bench", ["scripts/setup.py", ".venv/bin/python -m benchmarks"]),
     ],

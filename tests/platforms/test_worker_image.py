@@ -97,6 +97,7 @@ def test_workers_in_it_train_over_horovodrun(
     cluster = muster.run_cluster(
         2,
         strategy="horovod",
+        launcher="horovodrun",  # which logs in to the image's sshd
         worker_script=SCRIPTS[0],
         args=["--data", "mnist.npz", "--epochs", 1],
         memory=3,

@@ -57,12 +57,14 @@ def _way(session: "dict[str, Any]", path: str) -> "dict[str, Any]":
         path: path of the socket at which programs that carry the tunnel connect.
     """
     from agent.connection import trouble_with  # type: ignore[import-not-found]
+    from agent.package import program  # type: ignore[import-not-found]
     from agent.pod_tunnel import DIAL_SECONDS, HERE, PATIENCE, TunnelEnd  # type: ignore[import-not-found]
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which a pod's first process ignores by default
     trouble = trouble_with(session, DIAL_SECONDS) if session["host"] != HERE else "it cannot be dialled from here"
     if not trouble:
         return {}
+    program()  # so that the tunnel's other program is there as a file
     end = TunnelEnd(path)
     deadline = time.monotonic() + PATIENCE
     while not end.has_come.wait(DIAL_AGAIN_SECONDS):

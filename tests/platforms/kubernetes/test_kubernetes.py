@@ -151,7 +151,7 @@ def test_the_doctor_says_what_an_image_lacks_in_the_cluster_s_words(
     words += ["--timeout", "8", "--memory", "0.5", "--cpu", "0.1", "train.py"]
     done = CliRunner().invoke(main, ["doctor", *words])
     assert done.exit_code == 1
-    launch = done.output.partition("launch ")[2]
+    launch = " ".join(done.output.partition("launch ")[2].split())  # as its lines are broken in a narrow terminal
     assert re.search(said, launch)
     assert f"Try: {advice}" in launch
 
