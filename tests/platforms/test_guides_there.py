@@ -45,8 +45,13 @@ LEFT_OUT = {
     "make image": "downloads TensorFlow; make worker-image runs it on another base",
     "salloc": "waits for somebody at a terminal; the job before it does the same",
     "srun --overlap": "as above",
+    "srun --jobid=JOB": "as above; test_slurm.py reaches a session in a job by it",
     "muster run -p slurm -s horovod -n 2 --nodes 2 --cpu 8": "as above, within that job",
     "import signal": "part of somebody's training loop",
+    "kubectl -n ml create configmap": "needs an image with Muster; test_inside.py follows the Job on another",
+    "kubectl -n ml apply -f job.yaml": "as above",
+    "kubectl -n ml exec": "as above",
+    "kubectl -n ml delete job": "as above",
     "muster plan --submission": "names no script; test_kubernetes.py gives what it prints to kubectl",
 }
 USUAL_SOCKET = Path("/run/podman/podman.sock")
@@ -199,6 +204,9 @@ def test_that_of_containers(podman_with_training: Podman, tmp_path: Path, monkey
         if name.startswith("CONTAINERS_"):
             monkeypatch.setenv(name, value)
     words = {"-v /var/run/docker.sock:": f"-v {podman.folder}/podman.sock:"}
+    for mounted in ("/data/imagenet", "~/checkpoints"):
+        words[f'"{mounted}:'] = f'"{tmp_path}/{Path(mounted).name}:'
+        (tmp_path / Path(mounted).name).mkdir()
     has_own = USUAL_SOCKET.parent.exists()
     if has_own:  # a Podman of this machine's, whose place the guide's would take
         words["podman system service"] = "true"
@@ -216,10 +224,10 @@ def test_that_of_containers(podman_with_training: Podman, tmp_path: Path, monkey
         if not has_own:
             shutil.rmtree(USUAL_SOCKET.parent, ignore_errors=True)
     ranks = [f"rank {rank} on worker-{rank}" for rank in range(4)]
-    workers = [f"worker-{index} in worker-{index}" for index in range(2)]  # by the script that the page has
+    workers = [f"worker-{index} in worker-{index}" for index in range(4)]  # by the script that the page has
     runs = lines_of_runs()
-    assert [*runs[:3], runs[4]] == [ranks[:2], ranks, workers, workers]
-    assert "test_accuracy" in muster.list_runs()[1].metrics
+    assert [*runs[:3], *runs[4:]] == [ranks[:2], ranks, workers[:2], workers, workers[:2]]
+    assert "test_accuracy" in muster.list_runs()[2].metrics
     (said,) = (said for command, said in reader.said.items() if command.startswith("docker run"))
     assert said.split() == ["reached", "podman"]
     (logs,) = (said for command, said in reader.said.items() if command.startswith("muster logs"))
