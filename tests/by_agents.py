@@ -2,7 +2,8 @@
 
 A test is marked ``horovod`` if it starts Horovod's ranks and leaves open what starts them: horovodrun does, then. One
 without the mark fails, and so does one with it whose ranks start in the same way with the flag, or never. Those that
-``make elsewhere`` runs need no mark: on each platform a training of each strategy is among them, Horovod's both ways.
+``make elsewhere`` and ``make matrix`` run by themselves need no mark: among the former is a training of each strategy
+on each platform, Horovod's both ways.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from muster.strategies import STRATEGIES
 from muster.strategies.horovod import AGENTS, HOROVODRUN
 
 FLAG = "--horovod-by-agents"
+RUN_APART = ("elsewhere", "installation")
 VARIABLE = "TESTS_HOROVOD_BY_AGENTS"  # asks the same of sessions in processes of their own (sitecustomize.py)
 
 
@@ -43,7 +45,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     is_marked = item.get_closest_marker("horovod") is not None
     if item.config.getoption(FLAG):
         assert not is_marked or started_by == {AGENTS}, f"agents were to start the ranks: {started_by or 'nobody'}"
-    elif HOROVODRUN in started_by and not is_marked and not item.get_closest_marker("elsewhere"):
+    elif HOROVODRUN in started_by and not is_marked and not any(map(item.get_closest_marker, RUN_APART)):
         pytest.fail("Mark it horovod, so that agents start its ranks, too; or say launcher=, and why it is one.")
     elif is_marked and not started_by:
         pytest.fail("It is marked horovod, and no run of it leaves open what starts Horovod's ranks.")
@@ -54,7 +56,7 @@ def launchers_left_open(home: Path, since: float) -> set[str]:
     """Return what has started the ranks of Horovod's runs since a time that do not say what should."""
     found = set()
     for path in home.glob("runs/*/plan.json"):
-        if path.stat().st_mtime < since:
+        if not path.is_file() or path.stat().st_mtime < since:
             continue
         run = Run(path.parent)
         jobs = [event.data["job"] for event in run.events() if event.kind == "run_requested"]
