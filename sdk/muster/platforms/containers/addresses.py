@@ -18,11 +18,6 @@ from urllib.parse import urlsplit
 from muster.errors import PlatformUnsupported
 from muster.text.arguments import Argument, ArgumentText
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 CONF = "containers/containers.conf"
 
 
@@ -104,6 +99,12 @@ def _connection(name: str | None, environ: Mapping[str, str]) -> EngineAddress |
     Raises:
         PlatformUnsupported: there is none of that name, or it cannot be used from here.
     """
+    # Only here, as all commands import this file, also where what containers need is not installed.
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
     known: dict[str, Any] = {}
     default = ""
     for path in _containers_conf(environ):
