@@ -157,7 +157,7 @@ def _ties_text(failure: Failure, ties: Sequence[Failure], alike: int) -> str:
     names = join_names([process_label(other.worker or "the launcher", other.rank) for other in named])
     within = max(abs(other.time - failure.time) for other in ties) * 1000
     verb = "failed" if len(named) > 1 else _how_it_failed(ties[0])
-    return f"Within {within:.0f} ms {names} {verb}; nothing tells which of them came first."
+    return f"Within {max(within, 1):.0f} ms {names} {verb}; nothing tells which of them came first."
 
 
 def _how_it_failed(failure: Failure) -> str:
