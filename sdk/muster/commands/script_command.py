@@ -6,10 +6,11 @@ import difflib
 import itertools
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import click
 
+from muster.checks.names import right_names
 from muster.commands.options import (
     NEAR,
     DeclaredOption,
@@ -52,6 +53,9 @@ class ScriptCommand(PlatformCommand):
         except click.NoSuchOption as error:
             if difflib.get_close_matches(error.option_name, takes_value, cutoff=NEAR):
                 raise
+            if meant := flags_of(error.option_name, options.values()):
+                words = f"No such option {error.option_name!r}. Did you mean {' or '.join(meant)}?"
+                raise click.UsageError(words, ctx) from None
             missing = "" if names_script(args, takes_value) else ", and SCRIPT is missing"
             words = f"No such option {error.option_name!r}{missing}: options after SCRIPT are the script's own."
             raise click.UsageError(words, ctx) from None
@@ -65,6 +69,17 @@ class ScriptCommand(PlatformCommand):
         for word, meant in misspelt(args, takes_value, _text_of(script)).items():
             say(f"Warning: {word} is no option of muster and goes to the script. Try: {meant}", err=True)
         return rest
+
+
+def flags_of(option: str, options: Iterable[click.Option]) -> list[str]:
+    """Return the flags that an option stands for which has an argument's name in Python, or in another tool.
+
+    >>> stall = click.Option(["--stall", "stall_seconds"])
+    >>> flags_of("--stall-seconds", [stall]), flags_of("--epochs", [stall])
+    (['--stall'], [])
+    """
+    flags = {str(parameter.name): parameter.opts[-1] for parameter in options}
+    return [flags[name] for name in right_names(option.lstrip("-").replace("-", "_"), flags)]
 
 
 def own_options_first(args: Sequence[str], takes_value: Mapping[str, bool]) -> list[str]:
