@@ -61,8 +61,8 @@ class PlainDashboard:
         if event.kind == EventKind.RUN_REQUESTED:
             return [" ".join(filter(None, ["run", view.name, view.strategy and f"({view.strategy})"]))]
         if event.kind == EventKind.RUN_PHASE:
-            told = view.doing if view.launcher else view.census if len(view.workers) > MANY else ""
-            return [f"{view.phase}: {told}" if told else view.phase]
+            more = view.doing if view.launcher else view.census if len(view.workers) > MANY else ""
+            return [f"{view.phase}: {more}" if more else view.phase]
         if event.kind in (EventKind.NOTE, EventKind.RUN_ATTEMPT):
             return view.notes[-1].splitlines()
         if event.kind == EventKind.RUN_ENDED:
