@@ -23,6 +23,7 @@ from muster.agent.owners import is_orphaned, owner
 from muster.agent.places import symbol
 from muster.errors import PlatformUnsupported
 from muster.job import Status, Worker
+from muster.platforms.agents import outcome_of, told_to_end_at
 from muster.platforms.containers import platform as module
 from muster.platforms.containers import states, worker
 from muster.platforms.containers.addresses import candidates
@@ -37,7 +38,6 @@ from muster.platforms.containers.worker import (
     archive,
     container_name,
     lay_out,
-    outcome,
 )
 from muster.platforms.refusals import find_refusal, in_words
 
@@ -306,6 +306,8 @@ def test_a_home_is_laid_out_by_a_python_without_filters(tmp_path: Path, monkeypa
         b'{"status": "starting"}',
         b'{"status": []}',
         b'{"status": "failed", "signal": "9"}',
+        b'{"told_to_end_at": "soon"}',
+        b'{"told_to_end_at": NaN}',
     ],
 )
 def test_what_a_worker_writes_among_its_agents_news_is_passed_over(
@@ -314,7 +316,9 @@ def test_what_a_worker_writes_among_its_agents_news_is_passed_over(
     end = b'{"type": "worker", "status": "failed", "exit_code": 3, "signal": null, "reason": "why"}'
     engine: Any = SimpleNamespace()
     monkeypatch.setattr(worker, "read_file", lambda *_: line + b"\n" + end)
-    told = outcome(engine, "muster-run-worker-0")
+    news = worker.news(engine, "muster-run-worker-0")
+    assert told_to_end_at(news) is None
+    told = outcome_of(news)
     assert (told["status"], told["exit_code"], told["reason"]) == (Status.FAILED, 3, "why")
 
 

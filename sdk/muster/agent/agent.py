@@ -466,6 +466,8 @@ class Agent:
         self._has_notice = True
         self._loop.call_later(NOTICE_SECONDS, self._leave_politely)
         self._link.send(wire.Preempted(NOTICE_SECONDS))
+        if self.config.get("news"):  # the platform asks a guard instead, where there is one
+            self._send_to_guard(told_to_end_at=time.time())
         self._log.write("this worker is about to be taken away: SIGTERM has come, and scripts are told")
         notice.leave(self._scratch)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
 from typing import Any
 
-from muster.agent.fields import one_of, optional, text, whole
+from muster.agent.fields import number, one_of, optional, text, whole
 from muster.agent.places import is_symbolic, resolve, symbol
 from muster.errors import JobError
 from muster.job import Process, Status, WorkerSpec
@@ -20,6 +21,7 @@ ENDS = {
     "signal": optional(whole(1, 127)),
     "reason": optional(text(4000)),
 }
+TOLD_TO_END_AT = number(0, 1e11)
 
 
 def default_log_cap() -> int:
@@ -95,6 +97,14 @@ def outcome_of(data: bytes) -> dict[str, Any]:
         told = {name: value for name, value in found.items() if value is not None}
         return {**told, "status": Status(found["status"])}
     return {}
+
+
+def told_to_end_at(data: bytes) -> float | None:
+    """Return when SIGTERM came to an agent that gave its scripts a notice then, in seconds since the epoch."""
+    for said in news_of(data):
+        with contextlib.suppress(ValueError):
+            return float(TOLD_TO_END_AT(said.get("told_to_end_at")))
+    return None
 
 
 def _process(process: Process) -> dict[str, Any]:

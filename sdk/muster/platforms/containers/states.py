@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from muster.job import Status, Worker
+from muster.platforms.agents import outcome_of, told_to_end_at
 from muster.platforms.containers import worker as containers
 from muster.platforms.containers.engine import Engine
 from muster.platforms.containers.refusals import asking
@@ -59,21 +60,27 @@ def ended(engine: Engine, worker: Worker, image: str | None, was_stopped: bool) 
         return worker
     state = described["State"]
     finished = _seconds(state.get("FinishedAt")) or time.time()
-    said = containers.outcome(engine, worker.id)
+    news = containers.news(engine, worker.id)
+    said = outcome_of(news)
     if not said:
-        said = {"status": Status.STOPPED} if was_stopped else _unsaid(engine, worker, state, image)
+        told = told_to_end_at(news)
+        said = {"status": Status.STOPPED} if was_stopped else _unsaid(engine, worker, state, image, told)
     elif was_stopped:
         said = {"status": Status.STOPPED}
     return worker.moved(**said, finished_at=finished)
 
 
-def _unsaid(engine: Engine, worker: Worker, state: Mapping[str, Any], image: str | None) -> dict[str, Any]:
-    """Return the end of a container whose agent could not report it."""
+def _unsaid(
+    engine: Engine, worker: Worker, state: Mapping[str, Any], image: str | None, told_at: float | None = None
+) -> dict[str, Any]:
+    """Return the end of a container whose agent could not report it, but perhaps when it was told to end."""
     code = int(state.get("ExitCode") or 0)
     if code == SIGTERM_STATUS:
         return {"status": Status.STOPPED}
     if state.get("OOMKilled"):
         reason = f"{engine.product} says that it ran out of memory."
+    elif code == SIGKILL_STATUS and told_at is not None:
+        reason = _took_too_long(engine, state, told_at)
     elif code == SIGKILL_STATUS:
         reason = "Its container was killed (SIGKILL): by somebody, or by the system for want of memory."
     else:
@@ -82,6 +89,16 @@ def _unsaid(engine: Engine, worker: Worker, state: Mapping[str, Any], image: str
             return {"status": Status.STOPPED}
         reason = _why_it_failed(engine, words, state, image)
     return {"status": Status.FAILED, "reason": reason}
+
+
+def _took_too_long(engine: Engine, state: Mapping[str, Any], told_at: float) -> str:
+    """Return the reason of a container that was killed some time after it had been told to end."""
+    clock = time.strftime("%H:%M:%S", time.localtime(told_at))
+    seconds = max(0.0, (_seconds(state.get("FinishedAt")) or time.time()) - told_at)
+    return (
+        f"Its container was told to stop by somebody ({engine.product.lower()} stop, at {clock}), "
+        f"and was killed {seconds:.0f} s later, as it had not ended by then."
+    )
 
 
 def _why_it_failed(engine: Engine, words: str, state: Mapping[str, Any], image: str | None) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from muster.agent.places import is_symbolic
 from muster.errors import LaunchRefused
 from muster.job import WorkerSpec
-from muster.platforms.agents import LARGEST_NEWS, agent_config, outcome_of
+from muster.platforms.agents import LARGEST_NEWS, agent_config
 from muster.platforms.containers.engine import Engine
 from muster.platforms.containers.gpus import device_requests
 from muster.platforms.containers.images import file, folder
@@ -242,9 +242,9 @@ def _folders(spec: WorkerSpec, setting: ContainerSetting) -> list[str]:
     return sorted(path for path in wanted if not any(PurePosixPath(path).is_relative_to(own) for own in setting.mounts))
 
 
-def outcome(engine: Engine, name: str) -> dict[str, Any]:
-    """Return a worker's end as its agent told it (``status``, ``exit_code``, ``signal``, ``reason``), or nothing."""
-    return outcome_of(read_file(engine, name, NEWS) or b"")
+def news(engine: Engine, name: str) -> bytes:
+    """Return what a worker's agent has left for the platform; nothing where it could not."""
+    return read_file(engine, name, NEWS) or b""
 
 
 def log_lines(engine: Engine, name: str, log: str) -> Iterator[str]:
