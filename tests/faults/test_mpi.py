@@ -11,7 +11,7 @@ import pytest
 from muster.errors import LauncherFailed, RunFailed, RunTimeout, WorkerKilled, WorkerLost
 from muster.run.cluster import Cluster
 
-from tests.faults.scene import PROMPT, Scene, anywhere
+from tests.faults.scene import PROMPT, Scene, anywhere_and_on_docker
 from tests.mpi.conftest import Installed
 
 pytestmark = pytest.mark.slow
@@ -26,7 +26,7 @@ def training(scene: Scene, mpi: Installed, **options: Any) -> Cluster:
     return cluster
 
 
-@anywhere
+@anywhere_and_on_docker
 @pytest.mark.parametrize(
     ("victim", "error", "words"),
     [
