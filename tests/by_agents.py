@@ -2,8 +2,8 @@
 
 A test is marked ``horovod`` if it starts Horovod's ranks and leaves open what starts them: horovodrun does, then. One
 without the mark fails, and so does one with it whose ranks start in the same way with the flag, or never. Those that
-``make elsewhere`` and ``make matrix`` run by themselves need no mark: among the former is a training of each strategy
-on each platform, Horovod's both ways.
+``make elsewhere`` and ``make matrix`` run by themselves need no mark, but may have it: faults and recoveries on other
+platforms do. Among the former is a training of each strategy on each platform, Horovod's both ways.
 """
 
 from __future__ import annotations
