@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from muster.dashboard.attempts import as_data
 from muster.dashboard.live import LiveState
 from muster.dashboard.model import RunView
 from muster.dashboard.snapshot import to_html, to_text
@@ -54,6 +55,23 @@ def test_the_last_attempt_ends_as_the_run() -> None:
 def test_records_of_older_versions_say_what_ended_an_attempt_with_how_it_went_on() -> None:
     first = rows_of(view_of(again(is_told_apart=False)))[1]
     assert first == [*FIRST[:-1], f"{KILLED}. Attempt 2 of at most 3 begins."]
+
+
+def test_attempts_are_data_in_what_commands_print_as_json() -> None:
+    view = view_of([*again(), at(60, "run_ended", status="succeeded")])
+    first, second = (as_data(attempt) for attempt in view.attempts)
+    began = first["began_at"]
+    assert first == {
+        "attempt": 1, "began_at": began, "seconds": 24.0, "from": {"step": 1, "epoch": 1},
+        "to": {"step": 10, "epoch": 2}, "lost": None, "ended_by": KILLED,
+    }  # fmt: skip
+    assert second == {
+        "attempt": 2, "began_at": began + 24, "seconds": 36.0, "from": {"step": 6, "epoch": 2},
+        "to": {"step": 10, "epoch": 2}, "lost": 11.0, "ended_by": "succeeded",
+    }  # fmt: skip
+    running = as_data(view_of(again()).attempts[-1])
+    assert (running["seconds"], running["ended_by"], running["to"]) == (None, None, {"step": 10, "epoch": 2})
+    assert as_data(view_of(starting()).attempts[0])["from"] is None
 
 
 def test_nothing_is_said_of_attempts_where_there_is_but_one() -> None:
