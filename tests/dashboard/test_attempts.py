@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
+import pytest
 from muster.dashboard.attempts import as_data
 from muster.dashboard.live import LiveState
 from muster.dashboard.model import RunView
+from muster.dashboard.screen import NOTES, attempts_table, heading
 from muster.dashboard.snapshot import to_html, to_text
 from muster.events import Event
+from rich.console import Console, Group
 
 from tests.dashboard.scenes import at, starting, training, view_of
 
@@ -72,6 +76,32 @@ def test_attempts_are_data_in_what_commands_print_as_json() -> None:
     running = as_data(view_of(again()).attempts[-1])
     assert (running["seconds"], running["ended_by"], running["to"]) == (None, None, {"step": 10, "epoch": 2})
     assert as_data(view_of(starting()).attempts[0])["from"] is None
+
+
+@pytest.mark.parametrize("notes", [None, NOTES], ids=["recorded", "live"])
+@pytest.mark.parametrize(("width", "titles"), [(70, ["attempt", "lost", "ended by"]), (130, TITLES)])
+def test_a_terminal_says_what_ended_an_attempt_on_one_line(width: int, titles: list[str], notes: int | None) -> None:
+    printed = io.StringIO()
+    Console(width=width, file=printed).print(Group(*heading(view_of(again()), width, notes=notes)))
+    lines = [line.rstrip() for line in printed.getvalue().splitlines()]
+    assert "  attempt 2" in lines[0]
+    (at,) = [number for number, line in enumerate(lines) if line.endswith("ended by")]
+    assert lines[at].split("  ")[0] == "attempt"
+    assert " ".join(lines[at].split()) == " ".join(titles)
+    assert lines[at + 1].endswith(KILLED)
+    assert lines[at + 2].endswith("running")
+
+
+def test_a_live_view_has_the_newest_attempts_each_on_one_line() -> None:
+    events = training(2)
+    for number in range(2, 7):
+        events.append(
+            at(24 + number, "run_attempt", "worker-1", attempt=number, reason="x", cause=f"{number - 1} " * 99)
+        )
+    printed = io.StringIO()
+    Console(width=80, file=printed).print(*attempts_table(view_of(events), 80, is_whole=False))
+    lines = printed.getvalue().splitlines()
+    assert [line.split()[0] for line in lines] == ["attempt", "4", "5", "6"]
 
 
 def test_nothing_is_said_of_attempts_where_there_is_but_one() -> None:
