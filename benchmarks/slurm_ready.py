@@ -1,9 +1,10 @@
 """Measure how long it takes until workers in a Slurm job are ready, on a real Slurm of two nodes.
 
 Baseline: a job whose script is one ``srun`` of as many ``true``, from its submission to the end of srun. The time of
-Muster is from the submission until every agent has connected to the session. Slurm and its nodes are namespaces of this
-machine (``tests/platforms/slurm_engine.py``), so that all of them share this machine's processors. Each time Slurm is
-done with the job before, and comes at another moment of the second in which it plans.
+Muster is from the submission until every agent has connected to the session. Each agent is a process of Python: the
+same job with as many interpreters that do nothing shows what of the time is Python's. Slurm and its nodes are
+namespaces of this machine (``tests/platforms/slurm_engine.py``), so that all of them share this machine's processors.
+Each time Slurm is done with the job before, and comes at another moment of the second in which it plans.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -26,7 +28,7 @@ LIMIT = 1.3
 
 
 def measure(quick: bool) -> list[Figure]:
-    """Measure Muster and a bare ``srun`` by turns."""
+    """Measure Muster, a bare ``srun``, and one of interpreters that do nothing, by turns."""
     root = None if why_not() else fetch()
     if root is None:
         raise Unavailable(why_not() or "Debian's packages of Slurm cannot be fetched here")
@@ -35,13 +37,21 @@ def measure(quick: bool) -> list[Figure]:
     os.environ["PATH"] = engine.path
     try:
         with private_home():
-            taken = by_turns(1 if quick else 10, {"muster": lambda: muster(engine), "bare": lambda: bare(engine)})
+            ways = {
+                "muster": lambda: muster(engine),
+                "bare": lambda: bare(engine, "true"),
+                "python": lambda: bare(engine, f"{sys.executable} -I -S -c pass"),
+            }
+            taken = by_turns(1 if quick else 10, ways)
     finally:
         os.environ["PATH"] = before
         engine.remove()
     title = f"{WORKERS} workers in a job of Slurm's: submitted, all ready"
+    floor = f"a job with `srun` of {WORKERS} x `true`"
+    idle = f"a job with `srun` of {WORKERS} x `python3 -I -S -c pass`"
     return [
-        Figure(title, "s", taken["muster"], f"a job with `srun` of {WORKERS} x `true`", taken["bare"], Target(LIMIT))
+        Figure(title, "s", taken["muster"], floor, taken["bare"], Target(LIMIT)),
+        Figure(idle, "s", taken["python"], floor, taken["bare"]),
     ]
 
 
@@ -74,12 +84,12 @@ def muster(engine: Engine) -> float:
     return seconds
 
 
-def bare(engine: Engine) -> float:
-    """Return the seconds from submitting a job that runs ``true`` as many times until it is done."""
+def bare(engine: Engine, command: str) -> float:
+    """Return the seconds from submitting a job that runs a command as many times until it is done."""
     done = engine.folder / "done"
     settle(engine)
     began = time.monotonic()
-    engine.submit(f"--ntasks={WORKERS}", command=f"srun --ntasks={WORKERS} --mpi=none true && touch {done}")
+    engine.submit(f"--ntasks={WORKERS}", command=f"srun --ntasks={WORKERS} --mpi=none {command} && touch {done}")
     while not done.exists():
         time.sleep(0.005)
     seconds = time.monotonic() - began

@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 from muster.agent import pod_tunnel
-from muster.agent.pod_tunnel import BEAT, END, Frames, frame
+from muster.agent.pod_tunnel import BEAT, END, HERE, Frames, frame
+from muster.platforms.agent_package import packed_agent, with_unpacking
 from muster.platforms.kubernetes import tunnels
 from muster.platforms.kubernetes.client import ApiRefused
 from muster.platforms.kubernetes.exec_stream import OUTPUT
 from muster.platforms.kubernetes.pods import pod_name
-from muster.platforms.kubernetes.tunnels import Tunnels
+from muster.platforms.kubernetes.tunnels import Tunnels, command_of
 from muster.pools.listener import server_context
 
 from tests.support import Run, environment, eventually
@@ -253,24 +254,23 @@ def test_a_stream_that_is_opened_while_all_is_closed_is_closed_as_well(run: Run,
     rig.close()
 
 
-PROGRAM_OF_A_POD = """
-import json, sys
-import muster.agent, muster.agent.connection, muster.agent.pod_tunnel
-sys.modules.update({"agent": muster.agent, "agent.connection": muster.agent.connection,
-                    "agent.pod_tunnel": muster.agent.pod_tunnel})
-from muster.agent import pod
-print(json.dumps(pod._way(json.loads(sys.argv[1]), sys.argv[2])))
-"""
+def first_process(home: Path, host: str, port: int, certificate: str) -> subprocess.Popen[str]:
+    """Start the part of a pod's first process that finds the way to a session; it prints what the agent is to dial."""
+    (home / "package").write_bytes(packed_agent())
+    session = {"host": host, "port": port, "certificate": certificate}
+    call = (
+        f"make_importable(open({str(home / 'package')!r}, 'rb').read(), {str(home)!r})\n"
+        f"print(json.dumps(_way({session!r}, {str(home / 'tunnel')!r})))\n"
+    )
+    command = [sys.executable, "-I", "-S", "-c", with_unpacking("pod.py", call)]
+    return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
 
 
 def test_a_pod_whose_network_is_late_dials_the_session_again(tmp_path: Path) -> None:
     context, certificate = server_context(tmp_path, "127.0.0.1")
     with socket.socket() as listener:
         listener.bind(("127.0.0.2", 0))
-        port = listener.getsockname()[1]
-        session = json.dumps({"host": "127.0.0.2", "port": port, "certificate": certificate})
-        command = [sys.executable, "-c", PROGRAM_OF_A_POD, session, str(tmp_path / "way")]
-        with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as first:
+        with first_process(tmp_path, "127.0.0.2", listener.getsockname()[1], certificate) as first:
             try:
                 time.sleep(2)  # so that it has dialled once, and was refused
                 listener.listen()
@@ -279,6 +279,17 @@ def test_a_pod_whose_network_is_late_dials_the_session_again(tmp_path: Path) -> 
                     assert first.communicate(timeout=30)[0] == "{}\n"
             finally:
                 first.kill()
+
+
+def test_a_pod_that_waits_for_a_tunnel_has_the_program_that_the_cluster_is_to_run(tmp_path: Path) -> None:
+    with first_process(tmp_path, HERE, 1, "") as first:
+        try:
+            eventually((tmp_path / "tunnel").exists, "the pod waits for a tunnel", 30)
+            with subprocess.Popen(command_of(sys.executable, str(tmp_path)), stdin=subprocess.PIPE) as other:
+                assert set(json.loads(first.communicate(timeout=30)[0])) == {"host", "port"}
+                assert other.wait(30) == 0  # the first process has ended, and the connection to it
+        finally:
+            first.kill()
 
 
 def read(connection: socket.socket, count: int) -> bytes:

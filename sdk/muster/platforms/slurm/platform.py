@@ -475,9 +475,8 @@ class SlurmPlatform(Platform):
             return
         process = self._steps.get(str(made.folder))
         if made.step:
-            self._site.cancel(
-                "--signal=TERM", made.step
-            )  # without a signal Slurm would send SIGKILL, and agents could not remove their files
+            # Without a signal Slurm would send SIGKILL, and agents could not remove their files.
+            self._site.cancel("--signal=TERM", made.step)
         elif process is not None:
             children.send_signal(process, signal.SIGTERM)
 
