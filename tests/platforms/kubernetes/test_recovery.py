@@ -13,7 +13,9 @@ HOROVOD = {"strategy": "horovod", "cpu": 0.7, "memory": 1.5, "timeout_seconds": 
 
 
 @pytest.mark.parametrize(
-    "options", [{"cpu": 0.1}, pytest.param(HOROVOD, marks=pytest.mark.elsewhere)], ids=["processes", "horovod"]
+    "options",
+    [{"cpu": 0.1}, pytest.param(HOROVOD, marks=[pytest.mark.elsewhere, pytest.mark.horovod])],
+    ids=["processes", "horovod"],
 )
 def test_a_pod_whose_agent_is_told_to_end_is_replaced(space: Space, options: dict[str, Any]) -> None:
     recovers(take_away, platform="kubernetes", python=space.python, **space.options, **options)
