@@ -244,7 +244,7 @@ class TestPlan:
 
 OUTCOME = [
     "id", "name", "status", "strategy", "platform", "host", "started_at", "seconds", "detached_until", "path",
-    "timings", "metrics", "exit_codes", "error", "reason", "advice", "worker", "notes", "workers",
+    "timings", "metrics", "exit_codes", "error", "reason", "advice", "worker", "notes", "attempts", "workers",
 ]  # fmt: skip
 
 

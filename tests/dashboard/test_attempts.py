@@ -6,12 +6,13 @@ import io
 from typing import Any
 
 import pytest
+from muster.dashboard.attempts import as_data
 from muster.dashboard.live import LiveState
 from muster.dashboard.model import RunView
-from muster.dashboard.screen import Screen
+from muster.dashboard.screen import NOTES, Screen, attempts_table, heading
 from muster.dashboard.snapshot import to_html, to_text
 from muster.events import Event
-from rich.console import Console
+from rich.console import Console, Group
 
 from tests.dashboard.scenes import at, starting, training, view_of
 
@@ -58,6 +59,49 @@ def test_the_last_attempt_ends_as_the_run() -> None:
 def test_records_of_older_versions_say_what_ended_an_attempt_with_how_it_went_on() -> None:
     first = rows_of(view_of(again(is_told_apart=False)))[1]
     assert first == [*FIRST[:-1], f"{KILLED}. Attempt 2 of at most 3 begins."]
+
+
+def test_attempts_are_data_in_what_commands_print_as_json() -> None:
+    view = view_of([*again(), at(60, "run_ended", status="succeeded")])
+    first, second = (as_data(attempt) for attempt in view.attempts)
+    began = first["began_at"]
+    assert first == {
+        "attempt": 1, "began_at": began, "seconds": 24.0, "from": {"step": 1, "epoch": 1},
+        "to": {"step": 10, "epoch": 2}, "lost": None, "ended_by": KILLED,
+    }  # fmt: skip
+    assert second == {
+        "attempt": 2, "began_at": began + 24, "seconds": 36.0, "from": {"step": 6, "epoch": 2},
+        "to": {"step": 10, "epoch": 2}, "lost": 11.0, "ended_by": "succeeded",
+    }  # fmt: skip
+    running = as_data(view_of(again()).attempts[-1])
+    assert (running["seconds"], running["ended_by"], running["to"]) == (None, None, {"step": 10, "epoch": 2})
+    assert as_data(view_of(starting()).attempts[0])["from"] is None
+
+
+@pytest.mark.parametrize("notes", [None, NOTES], ids=["recorded", "live"])
+@pytest.mark.parametrize(("width", "titles"), [(70, ["attempt", "lost", "ended by"]), (130, TITLES)])
+def test_a_terminal_says_what_ended_an_attempt_on_one_line(width: int, titles: list[str], notes: int | None) -> None:
+    printed = io.StringIO()
+    Console(width=width, file=printed).print(Group(*heading(view_of(again()), width, notes=notes)))
+    lines = [line.rstrip() for line in printed.getvalue().splitlines()]
+    assert "  attempt 2" in lines[0]
+    (at,) = [number for number, line in enumerate(lines) if line.endswith("ended by")]
+    assert lines[at].split("  ")[0] == "attempt"
+    assert " ".join(lines[at].split()) == " ".join(titles)
+    assert lines[at + 1].endswith(KILLED)
+    assert lines[at + 2].endswith("running")
+
+
+def test_a_live_view_has_the_newest_attempts_each_on_one_line() -> None:
+    events = training(2)
+    for number in range(2, 7):
+        events.append(
+            at(24 + number, "run_attempt", "worker-1", attempt=number, reason="x", cause=f"{number - 1} " * 99)
+        )
+    printed = io.StringIO()
+    Console(width=80, file=printed).print(*attempts_table(view_of(events), 80, is_whole=False))
+    lines = printed.getvalue().splitlines()
+    assert [line.split()[0] for line in lines] == ["attempt", "4", "5", "6"]
 
 
 def test_nothing_is_said_of_attempts_where_there_is_but_one() -> None:

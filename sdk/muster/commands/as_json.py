@@ -76,8 +76,10 @@ def summary(run: Run) -> dict[str, Any]:
 
 def outcome(run: Run, write: Write) -> dict[str, Any]:
     """Return the outcome of a run, or what is known of one that still runs, with advice passed through ``write``."""
+    from muster.dashboard import attempts
     from muster.dashboard.replay import replay
 
+    view = replay(run)
     result = run.result or ({"reason": LOST_REASON} if run.status == "lost" else {})
     return {
         **summary(run),
@@ -85,12 +87,13 @@ def outcome(run: Run, write: Write) -> dict[str, Any]:
         "advice": write(run.advice) or None,
         "metrics": metrics_to_json(result["metrics"]) if "metrics" in result else None,
         "notes": [event.data.text for event in run.events() if isinstance(event.data, Note)],
+        "attempts": [attempts.as_data(attempt) for attempt in view.attempts],
         "workers": [
             {
                 **{name: getattr(worker, name) for name in WORKER},
                 **{name: getattr(worker.slowest, name) for name in PROGRESS},
             }
-            for worker in replay(run).workers.values()
+            for worker in view.workers.values()
         ],
     }
 

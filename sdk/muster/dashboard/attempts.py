@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from muster.events import Reached
 from muster.text.shown import duration
@@ -64,6 +65,23 @@ def table(attempts: Sequence[AttemptView], started: float) -> list[list[str]]:
         for attempt in attempts
     ]
     return [[*COLUMNS], *rows]
+
+
+def as_data(attempt: AttemptView) -> dict[str, Any]:
+    """Return an attempt as plain data; what is not known is None."""
+    return {
+        "attempt": attempt.number,
+        "began_at": attempt.began,
+        "seconds": None if attempt.ended is None else max(attempt.ended - attempt.began, 0.0),
+        "from": _position(attempt.first),
+        "to": _position(attempt.furthest),
+        "lost": attempt.lost,
+        "ended_by": None if attempt.ended is None else attempt.ended_by,
+    }
+
+
+def _position(reached: Reached | None) -> dict[str, int | None] | None:
+    return reached and {"step": reached.step, "epoch": reached.epoch if reached.epoch >= 0 else None}
 
 
 def _words(reached: Reached | None) -> str:

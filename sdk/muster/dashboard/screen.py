@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
+from rich.cells import cell_len
 from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.segment import Segment
@@ -19,6 +20,7 @@ from muster.text.shown import duration
 
 MAX_CAUSE_LINES = 6
 NOTES = 2  # the number of notes shown, the newest ones
+ATTEMPTS = 3  # the number of attempts shown, likewise
 CURVE_WIDTH = 12  # characters
 SHORTEST_BAR, LONGEST_BAR = 8, 40  # of the whole run, in characters
 HEADINGS = FULL, WITHOUT_ATTEMPTS, WITHOUT_NOTES, WITHOUT_METRICS, STATUS_ALONE = range(5)  # each is shorter
@@ -26,7 +28,8 @@ LEAST_ROWS = 3  # of workers: metrics are left out to make room for these
 BEFORE_TRAINING = ("launching", "connecting", "starting")
 NARROW = 60  # characters: a narrower terminal has no room for a progress bar for each worker
 NARROWER = 40  # characters: a narrower terminal has no room for ranks
-NARROW_ATTEMPTS = ("attempt", "lost", "ended by")  # columns of attempts in such a terminal
+NARROW_ATTEMPTS = ("attempt", "lost", "ended by")  # columns of attempts where there is no room for all of them
+LEAST_REASON = 30  # characters of what ended an attempt beside all other columns
 GAP = 2  # characters between columns
 SHORTEST_LINE = 9  # characters of a worker's last line; a narrower column is left out
 
@@ -121,6 +124,7 @@ def heading(
         (f"  {view.strategy}" if view.strategy and level < STATUS_ALONE else ""),
         (f"  {stage or (view.doing if view.status == 'running' else view.status)}", style),
         (f"  {duration(view.elapsed)}", "bold"),
+        (f"  attempt {view.attempts[-1].number}" if len(view.attempts) > 1 and level < STATUS_ALONE else ""),
     )
     census = Text(view.census, style="bright_black")
     if title.cell_len + 2 + census.cell_len <= width:
@@ -134,7 +138,7 @@ def heading(
         lines.append(bar)
     if view.curves and level < WITHOUT_METRICS:
         lines.append(metrics_columns(view))
-    table = attempts_table(view, width) if level < WITHOUT_ATTEMPTS else []
+    table = attempts_table(view, width, is_whole=notes is None) if level < WITHOUT_ATTEMPTS else []
     lines += table
     if level < WITHOUT_NOTES:
         remarks = view.other_remarks if table else view.remarks
@@ -187,20 +191,29 @@ def _bar(fraction: float, width: int) -> Text:
     return Text.assemble(("━" * full + "╸" * half, style), ("─" * (width - full - half), "bright_black"), no_wrap=True)
 
 
-def attempts_table(view: RunView, width: int) -> list[RenderableType]:
-    """Return the table of attempts; nothing where there was but one."""
+def attempts_table(view: RunView, width: int, *, is_whole: bool) -> list[RenderableType]:
+    """Return the table of attempts; nothing where there was but one.
+
+    Unless ``is_whole`` it has the newest ones, each on one line.
+    """
     rows = attempts.table(view.attempts, view.started or 0.0)
     if not rows:
         return []
     titles, *rows = rows
-    shown = [index for index, title in enumerate(titles) if width >= NARROW or title in NARROW_ATTEMPTS]
+    rows = rows if is_whole else rows[-ATTEMPTS:]
+    widths = [max(cell_len(row[index]) for row in [titles, *rows]) + GAP for index in range(len(titles))]
+    has_room = sum(widths[:-1]) + LEAST_REASON <= width
+    *others, last = [index for index, title in enumerate(titles) if has_room or title in NARROW_ATTEMPTS]
+    left = max(width - sum(widths[index] for index in others), SHORTEST_LINE)
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False)
     table.header_style = "bright_black"
-    for index in shown:
-        is_last = index == shown[-1]
-        table.add_column(titles[index], no_wrap=not is_last, overflow="fold" if is_last else "ellipsis")
+    for index in (*others, last):
+        table.add_column(titles[index], no_wrap=index != last, overflow="fold" if index == last else "ellipsis")
     for row in rows:
-        table.add_row(*(Text(row[index]) for index in shown))
+        ended_by = Text(row[last])
+        if not is_whole:
+            _cut_to(ended_by, left)
+        table.add_row(*(Text(row[index]) for index in others), ended_by)
     return [table]
 
 
