@@ -77,6 +77,27 @@ def test_of_a_working_tree(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert search_path == "\0library\0:\0project\0/model:/opt/x:\0project\0:\0project\0/sub"
 
 
+@pytest.mark.parametrize("setting", ["core.fsmonitor", "remote.origin.uploadpack"])
+def test_no_command_is_run_that_a_tree_within_the_tree_configures(folder: Path, tmp_path: Path, setting: str) -> None:
+    command = tmp_path / "command"
+    command.write_text(f"#!/bin/sh\ntouch {tmp_path}/was-run\nexit 1\n")
+    command.chmod(0o755)
+    git(folder, "init", "-q")
+    git(folder / "model", "init", "-q")
+    git(folder / "model", "add", ".")
+    git(folder / "model", "commit", "-qm", "first")
+    tree = folder / "data/tree"
+    git(folder, "clone", "-q", "--sparse", f"file://{folder}/model", str(tree))
+    git(tree, "sparse-checkout", "set", "--cone", "--sparse-index", "none")
+    git(tree, "config", "extensions.partialClone", "origin")
+    git(tree, "config", setting, str(command))
+    for lacking in tree.glob(".git/objects/pack/*"):
+        lacking.unlink()
+
+    assert "data/tree/net.py" in names()
+    assert not (tmp_path / "was-run").exists()
+
+
 def test_without_git_at_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(JobError, match=r"\.gitignore cannot be read without git"):

@@ -32,6 +32,10 @@ ALWAYS_LEFT_OUT = ("__pycache__", ".ipynb_checkpoints", ".git")  # folders
 LIMIT = 100.0  # MB
 LARGEST_NAMED = 5
 GIT_SECONDS = 60.0
+# A tree of data within the project may be a stranger's: git runs no command that its configuration names, be it to
+# watch files, as a hook, or to fetch what a partial clone lacks.
+GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+GIT_ENVIRONMENT = {"GIT_ALLOW_PROTOCOL": "none"}
 
 
 @frozen
@@ -301,10 +305,10 @@ def _git(*words: str) -> bytes:
 
 
 def _git_or_fail(*words: str) -> bytes:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | GIT_ENVIRONMENT
     try:
         done = subprocess.run(
-            ["git", *words], capture_output=True, stdin=subprocess.DEVNULL, env=environment, timeout=GIT_SECONDS,
+            [*GIT, *words], capture_output=True, stdin=subprocess.DEVNULL, env=environment, timeout=GIT_SECONDS,
             check=True,
         )  # fmt: skip
     except subprocess.CalledProcessError as error:
