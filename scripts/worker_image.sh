@@ -1,12 +1,13 @@
 #!/bin/bash
-# Builds the image of containers/Dockerfile for the tests, by `make image` with Podman and with Docker, on a base made of Debian's
-# own packages in place of the one that would be pulled. Installs nothing. Once: it is kept by its recipe in ~/.cache/muster, as a
+# Builds the image of containers/Dockerfile for the tests, by `make image` with Podman, and with Docker in other versions, on a base
+# made of Debian's own packages in place of the one that would be pulled. Installs nothing. Once: it is kept by its recipe in ~/.cache/muster, as a
 # store of images that the tests' Podman reads, and an archive that their Docker loads; without it they skip. Some 15 minutes on
 # 2 cores, most of them Horovod's.
 set -euo pipefail
 HERE=$(cd "$(dirname "$0")" && pwd)
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/muster
-RECIPE=$({ cat "$HERE/../containers/Dockerfile" "$HERE/worker_image.sh"; sed -n '/^image:/,/^$/p' "$HERE/../Makefile"; } | sha256sum | cut -c 1-12)
+DOCKER=$HERE/../tests/platforms/worker_image_docker.py
+RECIPE=$({ cat "$HERE/../containers/Dockerfile" "$HERE/worker_image.sh" "$DOCKER"; sed -n '/^image:/,/^$/p' "$HERE/../Makefile"; } | sha256sum | cut -c 1-12)
 TARGET=$CACHE/worker-image-$RECIPE
 BASE=docker.io/library/debian:bookworm-slim
 

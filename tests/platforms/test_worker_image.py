@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -19,10 +21,12 @@ from tests.platforms.each_strategy import ADDS_UP
 from tests.platforms.ordinary import UID, home_of_user, run_as_user
 from tests.platforms.test_containers import run_in_container
 from tests.platforms.test_containers_user import TRAINS
+from tests.platforms.worker_image_docker import VERSIONS
 from tests.support import eventually
 
 IMAGE = "muster-worker"
 REPOSITORY = Path(__file__).parents[2]
+DOCKERFILE = REPOSITORY / "containers" / "Dockerfile"
 SCRIPTS = ("mnist_horovod.py", "mnist_data.py")
 pytestmark = pytest.mark.slow
 
@@ -167,6 +171,16 @@ def test_the_agents_start_the_ranks_of_a_user_who_has_no_account_in_it(docker_wi
         "The workers' agents start the ranks, as horovodrun cannot: nobody can log in to worker-0 "
         f"(the user id {UID} has no account: sshd lets nobody in)"
     )
+
+
+def test_it_has_the_versions_it_was_built_with(engine_with_image: ContainerEngine) -> None:
+    """Docker's was built with build arguments."""
+    own = dict(re.findall(r"^ARG ([A-Z]+)=([0-9.]+)$", DOCKERFILE.read_text(), re.MULTILINE))
+    wanted = {**own, **(VERSIONS if isinstance(engine_with_image, Docker) else {})}
+    packages = ["tensorflow_cpu" if platform.machine() == "x86_64" else "tensorflow", "keras", "numpy", "horovod"]
+    look = f"from importlib.metadata import version; print(*map(version, {packages}))"
+    said = engine_with_image.run("run", "--rm", "--network=none", IMAGE, "python3", "-c", look)
+    assert said.split() == [wanted[name] for name in ("TENSORFLOW", "KERAS", "NUMPY", "HOROVOD")]
 
 
 def test_it_holds_no_key_and_nothing_of_muster_and_its_user_is_an_ordinary_one(

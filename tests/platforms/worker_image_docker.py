@@ -1,4 +1,4 @@
-"""Program of ``scripts/worker_image.sh``: runs ``make image`` with the tests' own Docker, and saves what it builds."""
+"""Program of ``scripts/worker_image.sh``: has the tests' Docker build the image, by build arguments, and saves it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from tests.platforms.containers_docker import Docker, fetch, why_not
 
 REPOSITORY = Path(__file__).parents[2]
 IMAGE = "muster-worker"
+# Others than the Dockerfile's own, which Podman's image has: those of the guide.
+VERSIONS = {"TENSORFLOW": "2.17.1", "NUMPY": "1.26.4"}
 
 
 def main(base: str, name: str, change: str, target: str) -> None:
@@ -34,7 +36,8 @@ def main(base: str, name: str, change: str, target: str) -> None:
         return
     try:
         docker.run("import", "--change", change, base, name)
-        command = ["make", "image", "ENGINE=docker", "ARGS=--network=host"]
+        arguments = " ".join(f"--build-arg {name}={version}" for name, version in VERSIONS.items())
+        command = ["make", "image", "ENGINE=docker", f"ARGS=--network=host {arguments}"]
         subprocess.run(command, cwd=REPOSITORY, env=docker.environment, check=True)
         docker.run("save", "--output", target, IMAGE)
     finally:
