@@ -333,7 +333,13 @@ def test_names_of_frameworks_lead_to_strategies(name: str, meant: str) -> None:
 
 @pytest.mark.parametrize(
     ("given", "advice"),
-    [("60", "timeout_seconds=60"), (timedelta(minutes=2), "timeout_seconds=120"), ("soon", None), (-1, None)],
+    [
+        ("60", "timeout_seconds=60"),
+        ("10m", "timeout_seconds=600"),
+        (timedelta(minutes=2), "timeout_seconds=120"),
+        ("soon", None),
+        (-1, None),
+    ],
 )
 def test_limits_that_are_no_numbers_are_refused_with_the_seconds_that_are_meant(given: Any, advice: str | None) -> None:
     with pytest.raises(JobError, match="it must be a number of seconds") as refused:

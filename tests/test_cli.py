@@ -1021,6 +1021,8 @@ def test_a_run_is_found_by_its_name_and_its_last_letters() -> None:
         (["clean", "-p", "K8s"], "Did you mean 'kubernetes'?"),
         (["run", "-p", "ssh", "train.py"], "Did you mean 'hosts'?"),
         (["plan", "--memry", "2", "train.py"], "--memory"),
+        (["run", "--stall-seconds", "2", "train.py"], "Did you mean --stall?"),
+        (["run", "--reuse", "train.py"], "reuse= is for Python alone"),
         (["run", "--epochs", "1"], "No such option '--epochs', and SCRIPT is missing: options after SCRIPT"),
         (["run", "-x"], "No such option '-x', and SCRIPT is missing"),
         (["plan", "--epochs", "1", "train.py"], "No such option '--epochs': options after SCRIPT are the script's own"),

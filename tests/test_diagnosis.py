@@ -270,7 +270,7 @@ def test_workers_that_are_lost_together_are_told_as_one_loss(tmp_path: Path) -> 
     tie = replace(gone, worker="worker-3", message="Its agent was ended by SIGKILL.")
     assert explain(gone, tmp_path, ties=[*others, tie]).message == (
         "worker-0, worker-1 and worker-2 were lost: The guard is gone. "
-        "Within 0 ms worker-3 failed; nothing tells which of them came first."
+        "Within 1 ms worker-3 failed; nothing tells which of them came first."
     )
     cut = replace(gone, message="its connection ended")
     told = explain(cut, tmp_path, ties=[replace(cut, worker=name) for name in ("worker-10", "worker-2")]).message

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing.spawn
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -105,3 +107,18 @@ def test_commands_of_the_notebook_lead_to_subprocess() -> None:
     with pytest.raises(ScriptError, match="uses get_ipython, as !commands") as caught:
         make_script(of_the_shell)
     assert "subprocess.run" in str(caught.value.advice)
+
+
+def test_a_function_of_a_script_that_spawned_processes_run_too_is_sent_by_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "sweep.py"
+    script.write_text("rate = 0.5\ndef train():\n    return rate\n")
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # put back at the end
+    monkeypatch.setitem(sys.modules, "__mp_main__", sys.modules["__main__"])
+    multiprocessing.spawn._fixup_main_from_path(str(script))  # type: ignore[attr-defined]  # as such a process does
+    by_value = make_script(sys.modules["__mp_main__"].train).pickled
+    cloudpickle.unregister_pickle_by_value(sys.modules["__mp_main__"])
+    monkeypatch.delitem(sys.modules, "__mp_main__")  # a worker has none
+
+    assert cloudpickle.loads(by_value)() == 0.5

@@ -25,10 +25,12 @@ import pytest
 from click.testing import CliRunner
 from IPython.lib.pretty import pretty
 from muster.commands.main import main
+from muster.dashboard import follow as follow_module
 from muster.dashboard.repeat import repeat_command
 from muster.errors import JobError, MusterError, RunLost, RunNotFound, RunUnreachable, ScriptFailed, StillRunning
 from muster.events import Event
 from muster.records import folders, lookup, runs, sessions
+from muster.records import record as record_module
 from muster.text import reading
 
 from tests.dashboard.recording import record
@@ -230,6 +232,19 @@ class TestRun:
             file.write(b'[1]\n\xff\n{"kind": "note", "time": 2.0, "text": "a"}\n{"kind": "no')
 
         assert [event.kind for event in run.events()] == ["run_requested", "note"]
+
+    def test_reads_nothing_of_what_is_larger_than_any_record(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(reading, "LARGEST_JSON", 1000)
+        monkeypatch.setattr(record_module, "LONGEST_LINE", 1000)
+        monkeypatch.setattr(follow_module, "LONGEST_LINE", 1000)
+        run, seen = make("x", result={"status": "stopped", "reason": "x" * 2000}), list[Event]()
+        with (run.run_dir / "events.jsonl").open("ab") as file:
+            file.write(b"x" * 5000 + b'\n{"kind": "note", "time": 2.0, "text": "a"}\n')
+
+        assert run.result is None
+        assert [event.kind for event in run.events()] == ["run_requested"]
+        follow_module.follow(run, seen.append)
+        assert [event.kind for event in seen] == ["run_requested", "run_ended"]
 
     def test_without_a_journal_has_no_events(self) -> None:
         assert list(runs.Run(folders.make_run_folder("x")).events()) == []

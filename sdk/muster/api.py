@@ -429,7 +429,7 @@ def attach(run: str | Run | None = None, *, dashboard: bool = True) -> Run:
 
     Returns:
         The run: ``wait()`` returns its result or raises the error it failed with, ``stop()`` ends it,
-        ``log("worker-0")`` and ``stacks()`` tell what it is doing.
+        ``logs("worker-0")`` and ``stacks()`` tell what it is doing.
 
     Raises:
         RunNotFound: there is no such run, or there are several.

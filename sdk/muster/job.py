@@ -1,6 +1,6 @@
 """The plain data of a run: what to run, on which workers, as which processes.
 
-All are frozen dataclasses whose only behaviour is to check themselves.
+All are frozen dataclasses, which check themselves and decide nothing. With them is what errors advise about amounts.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from muster.errors import JobError, ResourceError
 from muster.text.arguments import Argument, ArgumentText
 from muster.text.frozen import frozen
 from muster.text.shown import Table
+from muster.text.spans import seconds_of
 
 MOST = 10**9  # of anything: a larger amount is a mistake, and a longer time as good as none
 LIKELY_MEGABYTES = 256  # an amount from here on that exceeds what there is was probably meant in MB
@@ -543,10 +544,10 @@ class Limits:
 
 def _seconds_in(name: str, limit: object) -> ArgumentText | None:
     """Return the argument with the seconds that a text or a ``timedelta`` stands for; None if that is not known."""
-    seconds = limit.total_seconds() if isinstance(limit, timedelta) else limit
-    if isinstance(limit, str) and re.fullmatch(r"\d+(\.\d+)?", limit):
-        seconds = float(limit)
-    if seconds is limit or not isinstance(seconds, float) or seconds <= 0:
+    seconds = limit.total_seconds() if isinstance(limit, timedelta) else None
+    if isinstance(limit, str):
+        seconds = seconds_of(limit)
+    if seconds is None or seconds <= 0:
         return None
     return ArgumentText(Argument(name, int(seconds) if seconds.is_integer() else seconds))
 

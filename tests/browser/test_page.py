@@ -131,9 +131,12 @@ def test_attempts_are_rows_of_a_table(page: Page, tmp_path: Path) -> None:
     expect(table.locator("tr:nth-child(2) td")).to_have_text(FIRST)
     expect(table.locator("tr:nth-child(3) td").last).to_have_text("succeeded")
     expect(page.locator(".muster-notes")).not_to_contain_text("at most 3")
-    for width in (335, 640):
+    for width, columns in ((335, 3), (640, 7)):
         page.set_viewport_size({"width": width, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        expect(table.locator("th:visible")).to_have_count(columns)
+        height = table.locator("tr").first.evaluate("row => row.offsetHeight")
+        assert height < 30, "a title is broken over two lines"
 
 
 STACK = """

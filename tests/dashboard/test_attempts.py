@@ -9,7 +9,7 @@ import pytest
 from muster.dashboard.attempts import as_data
 from muster.dashboard.live import LiveState
 from muster.dashboard.model import RunView
-from muster.dashboard.screen import NOTES, attempts_table, heading
+from muster.dashboard.screen import NOTES, Screen, attempts_table, heading
 from muster.dashboard.snapshot import to_html, to_text
 from muster.events import Event
 from rich.console import Console, Group
@@ -122,6 +122,15 @@ def test_pictures_have_the_table_in_place_of_the_notes_that_it_makes_superfluous
         assert "Attempt 2 of at most 3 begins" not in picture
         assert "2 workers have stayed" in picture
         assert picture.count("SIGKILL") == 1
+
+
+@pytest.mark.parametrize(("height", "is_there"), [(30, True), (10, False)])
+def test_a_terminal_has_the_table_where_there_is_room(height: int, is_there: bool) -> None:
+    console = Console(width=120, height=height, record=True, file=io.StringIO())
+    console.print(Screen(view_of([*again(), at(60, "run_ended", status="succeeded")])))
+    text = console.export_text()
+    assert ("ended by" in text, "worker-1" in text) == (is_there, True)
+    assert len(text.splitlines()) <= height
 
 
 def test_a_reason_is_no_html() -> None:

@@ -117,6 +117,17 @@ def test_what_some_workers_wait_for_and_others_do_not_is_told_once() -> None:
     ]
 
 
+def test_many_workers_are_counted_each_second_and_those_that_fail_are_named() -> None:
+    told = lines(failing(n_workers=400))
+    assert len([line for line in told if line.endswith("starting")]) == 16 + 2
+    assert [line for line in told if line.endswith(("running", "stopped", " 400 starting"))] == [
+        "[  1.0 s] connecting: 400 starting",
+        "[  2.0 s] training: 400 running",
+        "[ 24.0 s] 1 failed, 398 running, 1 stopped",
+    ]
+    assert "[ 23.0 s] worker-1 raised ValueError: no data" in told
+
+
 def test_notes_are_cleaned() -> None:
     assert lines([at(0, "note", text="a\nb\x1b[2J")]) == ["[  0.0 s] a", "[  0.0 s] b"]
 

@@ -79,7 +79,7 @@ def outlives_its_session(**options: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.elsewhere  # only because it takes long
-@pytest.mark.parametrize("strategy", ["horovod", "mpi"])
+@pytest.mark.parametrize("strategy", [pytest.param("horovod", marks=pytest.mark.horovod), "mpi"])
 def test_a_detached_training_learns_the_same_when_its_session_is_killed(folder: Path, strategy: str) -> None:
     if strategy == "mpi" and shutil.which("mpiexec.openmpi") is None:
         pytest.skip("mpiexec.openmpi is not installed here")

@@ -206,10 +206,11 @@ def test_what_a_script_raised_is_told_with_its_log_and_results_come_all_the_same
 ) -> None:
     (tmp_path / "fail.py").write_text(
         "import os, pathlib\nprint('before')\n"
-        "pathlib.Path(os.environ['MUSTER_RESULTS'], 'kept.txt').write_text('kept')\nraise ValueError('of the script')\n"
+        "pathlib.Path(os.environ['MUSTER_RESULTS'], 'kept.txt').write_text('kept')\nopen('data/train.csv')\n"
     )
-    with pytest.raises(ScriptFailed, match="of the script") as raised:
+    with pytest.raises(ScriptFailed, match="FileNotFoundError") as raised:
         cluster("fail.py", 1)
+    assert "in a copy of the project" in str(raised.value.advice)
     assert raised.value.log is not None
     assert "before" in raised.value.log.read_text()
     assert (lookup.open_run().run_dir / "results" / "kept.txt").read_text() == "kept"

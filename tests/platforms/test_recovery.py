@@ -76,21 +76,23 @@ WITH_TENSORFLOW: dict[str, Any] = {"memory": 1.5, "timeout_seconds": 240, "run_t
 
 
 @pytest.mark.elsewhere
+@pytest.mark.horovod
 def test_horovods_ranks_on_hosts_go_on_with_the_worker_that_replaces_a_lost_one(
     hosts_with_tensorflow: Network, folder: Path
 ) -> None:
     where: dict[str, Any] = {"platform": "hosts", "hosts": ["h1:1", "h2:1"], "lease_seconds": 3}
-    recovers(take_away, strategy="horovod", launcher="horovodrun", **where, **WITH_TENSORFLOW)
+    recovers(take_away, strategy="horovod", **where, **WITH_TENSORFLOW)
 
 
 @pytest.mark.elsewhere
+@pytest.mark.horovod
 def test_horovods_ranks_in_containers_go_on_with_the_container_that_replaces_a_killed_one(
     engine: Podman, folder: Path
 ) -> None:
     def kill(running: muster.Cluster) -> None:
         engine.run("kill", next(name for name in engine.containers() if name.endswith("worker-1")))
 
-    recovers(kill, strategy="horovod", launcher="agents", platform="containers", **WITH_TENSORFLOW)
+    recovers(kill, strategy="horovod", platform="containers", **WITH_TENSORFLOW)
     eventually(lambda: engine.left_behind() == [], "nothing is left", timeout=30)
 
 
@@ -151,7 +153,7 @@ def test_with_a_node_of_slurms_that_is_lost_all_of_its_job_is_launched_anew(slur
     "options",
     [
         {},
-        pytest.param({"strategy": "horovod", **WITH_TENSORFLOW}, marks=pytest.mark.elsewhere),
+        pytest.param({"strategy": "horovod", **WITH_TENSORFLOW}, marks=[pytest.mark.elsewhere, pytest.mark.horovod]),
         *(
             pytest.param(
                 {"strategy": "mpi", "mpiexec": name, "are_all_new": True},

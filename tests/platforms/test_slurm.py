@@ -291,6 +291,10 @@ def test_inside_a_job_the_workers_are_a_step_of_it(
     no_step: tuple[list[str], ...] = ([], [f"{job}.batch"])
     eventually(lambda: slurm.run("squeue", "-h", "-s", "-o", "%i").split() in no_step, "no step is left")
     eventually(lambda: not folders_of_agents(), "workers that were stopped have taken their folders along")
+    running = started()
+    slurm.run("scancel", *(step for step in slurm.run("squeue", "-h", "-s", "-o", "%i").split() if "batch" not in step))
+    with pytest.raises(WorkerCancelled, match=r"(was|were) cancelled: Somebody has cancelled its step"):
+        running.wait()
     notebook = subprocess.Popen([sys.executable, "-c", NOTEBOOK], env=environment(), stderr=subprocess.DEVNULL)
     eventually(lambda: "started" in "".join(muster.open_run("last").logs("worker-1")), "it has started", 60)
     notebook.kill()

@@ -6,7 +6,6 @@ Values of environment variables are never repeated: they may be secret.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Set
 from enum import Enum
 from numbers import Number
@@ -15,6 +14,7 @@ from typing import Any
 from muster.errors import JobError
 from muster.options.values import LONGEST_SPAN, whole_number
 from muster.text.arguments import Argument, ArgumentText
+from muster.text.spans import seconds_of
 
 
 def patterns(name: str, value: Any) -> tuple[str, ...]:
@@ -113,20 +113,6 @@ def port_range(ports: Any) -> tuple[int, int] | None:
 
 
 NO = ("no", "off", "false", "0", "none", "never", "n", "f")  # texts that stand for False
-UNITS = {"d": 86400, "h": 3600, "m": 60, "min": 60, "s": 1}
-DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(d|h|min|m|s|$)")
-
-
-def seconds_of(text: str) -> float | None:
-    """Return the time span in a text, in seconds; None if it has none.
-
-    >>> seconds_of("1h30m"), seconds_of("600"), seconds_of("soon")
-    (5400.0, 600.0, None)
-    """
-    rest, found = text.strip().lower(), 0.0
-    while match := DURATION.match(rest):
-        found, rest = found + float(match[1]) * UNITS[match[2] or "s"], rest[match.end() :]
-    return None if rest or not text.strip() else found
 
 
 def duration(name: str, length: Any) -> float | None:

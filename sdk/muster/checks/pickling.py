@@ -7,6 +7,7 @@ import dis
 import functools
 import inspect
 import io
+import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
@@ -15,6 +16,7 @@ from typing import Any
 from muster.errors import ScriptError
 
 FILENAME = 10  # among the arguments of CodeType
+SPAWNED = "__mp_main__"  # the script's module in processes that multiprocessing has spawned
 SHELL = "get_ipython"  # what !commands and %magics become in a cell
 
 
@@ -60,8 +62,21 @@ def _dump(value: Any) -> tuple[bytes, set[str]]:
         dispatch_table = ChainMap({CodeType: reduced}, cloudpickle.Pickler.dispatch_table)
 
     file = io.BytesIO()
+    _take_script_by_value()
     Pickler(file).dump(value)
     return file.getvalue(), names
+
+
+def _take_script_by_value() -> None:
+    """Have cloudpickle pickle what the script defines by value in a process that ``multiprocessing`` has spawned, too.
+
+    There the script is the module ``__mp_main__``, which no worker can import; cloudpickle knows ``__main__`` alone.
+    """
+    import cloudpickle
+
+    script = sys.modules.get(SPAWNED)
+    if script is not None and script.__name__ == SPAWNED:  # elsewhere that is another name of ``__main__``
+        cloudpickle.register_pickle_by_value(script)
 
 
 def _with_filename(code: CodeType) -> tuple[Any, ...]:

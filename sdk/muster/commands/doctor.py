@@ -77,9 +77,10 @@ def doctor(
     report = examine(make_request(worker_script=worker_script, **options), launch=not no_launch)
     if not has_script:
         text = "none is given, so this is about workers alone: with the options given, and the defaults of all others"
-        report = Report(
-            [Finding("warning", "script", text, "the options and the script of your run"), *report.findings]
-        )
+        if options["strategy"] == "parameter_server":
+            text += "; the default strategy is that of TensorFlow's parameter servers"
+        fix = "the options and the script of your run, such as -s processes -n 2 train.py"
+        report = Report([Finding("warning", "script", text, fix), *report.findings])
     report = Report(
         replace(finding, text=as_options(finding.text), fix=as_options(finding.fix)) for finding in report.findings
     )

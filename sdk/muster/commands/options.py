@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from muster import platforms, strategies
-from muster.checks.arguments import seconds_of
 from muster.commands import completion
 from muster.options.fields import Option, options_of
+from muster.text.spans import seconds_of
 
 NEAR = 0.75  # how similar a suggested word must be to the given one
 STRATEGIES, PLATFORMS = "Options of strategies", "Options of platforms"

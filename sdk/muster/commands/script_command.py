@@ -6,10 +6,11 @@ import difflib
 import itertools
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import click
 
+from muster.checks.names import right_names
 from muster.commands.options import (
     NEAR,
     DeclaredOption,
@@ -20,6 +21,7 @@ from muster.commands.options import (
 )
 from muster.commands.wrapping import say
 
+IN_PYTHON = ("dashboard", "kwargs", "observers", "reuse", "wait", "warm")  # arguments that have no option
 LONGEST_SCRIPT = 1_000_000  # characters of a script that are searched for names of its own options
 NUMBER = re.compile(r"[\d.]+")
 UNIT = re.compile(r"d(ays?)?|h(rs?|ours?)?|m(ins?|inutes?)?|s(ecs?|econds?)?", re.IGNORECASE)
@@ -50,8 +52,15 @@ class ScriptCommand(PlatformCommand):
         try:
             rest = super().parse_args(ctx, own_options_first(args, takes_value))
         except click.NoSuchOption as error:
+            if (name := _argument(error.option_name)) in IN_PYTHON:
+                raise click.UsageError(
+                    f"No such option {error.option_name!r}: {name}= is for Python alone.", ctx
+                ) from None
             if difflib.get_close_matches(error.option_name, takes_value, cutoff=NEAR):
                 raise
+            if flags := flags_of(error.option_name, options.values()):
+                words = f"No such option {error.option_name!r}. Did you mean {' or '.join(flags)}?"
+                raise click.UsageError(words, ctx) from None
             missing = "" if names_script(args, takes_value) else ", and SCRIPT is missing"
             words = f"No such option {error.option_name!r}{missing}: options after SCRIPT are the script's own."
             raise click.UsageError(words, ctx) from None
@@ -65,6 +74,22 @@ class ScriptCommand(PlatformCommand):
         for word, meant in misspelt(args, takes_value, _text_of(script)).items():
             say(f"Warning: {word} is no option of muster and goes to the script. Try: {meant}", err=True)
         return rest
+
+
+def flags_of(option: str, options: Iterable[click.Option]) -> list[str]:
+    """Return the flags that an option stands for which has an argument's name in Python, or in another tool.
+
+    >>> stall = click.Option(["--stall", "stall_seconds"])
+    >>> flags_of("--stall-seconds", [stall]), flags_of("--epochs", [stall])
+    (['--stall'], [])
+    """
+    flags = {str(parameter.name): parameter.opts[-1] for parameter in options}
+    return [flags[name] for name in right_names(_argument(option), flags)]
+
+
+def _argument(option: str) -> str:
+    """Return the name in Python of the argument that an option gives."""
+    return option.lstrip("-").replace("-", "_")
 
 
 def own_options_first(args: Sequence[str], takes_value: Mapping[str, bool]) -> list[str]:

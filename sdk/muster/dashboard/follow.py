@@ -15,6 +15,7 @@ from muster.events import Event, EventKind, Observer
 from muster.events.data import Output, Usage
 from muster.records.runs import Run
 from muster.runtime.latch import Latch
+from muster.text.reading import LONGEST_LINE
 
 READ_SECONDS = 0.25
 READS_PER_LOG = 4  # readings of the events for one of the logs, as there is a log for each worker
@@ -40,13 +41,14 @@ def follow(run: Run, observer: Observer, caught_up: Latch[bool] | None = None) -
 def _follow(run: Run, observer: Observer, caught_up: Latch[bool], usage: _Usage) -> None:
     logs: dict[str, LogTail] = {}
     tell, ended = _teller(observer, lambda: _tell_output(run.run_dir / "logs", logs, observer))
-    journal = LogTail(run.run_dir / "events.jsonl", at_most=None)
+    journal = LogTail(run.run_dir / "events.jsonl", at_most=None, at_once=LONGEST_LINE)
     unfinished, reads = "", 0
     while not ended.is_set():
         alive = run.status == "running"  # asked before reading, so that nothing written before its end is missed
-        *lines, unfinished = (unfinished + journal.read()).split("\n")
-        for line in lines:
-            _tell_line(line, tell)
+        while len(unfinished) < LONGEST_LINE and (text := journal.read()):  # nothing follows a line that is too long
+            *lines, unfinished = (unfinished + text).split("\n")
+            for line in lines:
+                _tell_line(line, tell)
         if reads % READS_PER_LOG == 0 and not ended.is_set():
             _tell_output(run.run_dir / "logs", logs, observer)
         for event in usage.news() if not ended.is_set() else []:

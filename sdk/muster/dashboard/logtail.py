@@ -14,8 +14,8 @@ FIRST_BYTES = 256 * 1024  # of a log that exists already; more than a person scr
 class LogTail:
     """Reads a log, or its last ``at_most`` bytes, and then the appended text, also after its rotation to ``.1``."""
 
-    def __init__(self, path: Path, at_most: int | None = FIRST_BYTES) -> None:
-        self._appended = Appended(path, at_most)
+    def __init__(self, path: Path, at_most: int | None = FIRST_BYTES, at_once: int = -1) -> None:
+        self._appended = Appended(path, at_most, at_once)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def read(self) -> str:

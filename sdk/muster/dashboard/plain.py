@@ -1,4 +1,7 @@
-"""The dashboard for pipes, files and dumb terminals: a line for each change, and now and then one for the progress."""
+"""The dashboard for pipes, files and dumb terminals: a line for each change, and now and then one for the progress.
+
+Of many workers the changes are counted, and only the first failures have lines of their own.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from muster.runtime.outlet import Outlet
 from muster.text.shown import duration
 
 PROGRESS_SECONDS = 5.0  # between two lines of progress
+MANY = 16  # workers, and failures of more workers than these, that are told one by one
+CENSUS_SECONDS = 1.0  # between two lines that count more workers than that
 
 
 class PlainDashboard:
@@ -25,6 +30,8 @@ class PlainDashboard:
         self._view = RunView(clock=lambda: self._now)
         self._now = 0.0
         self._next_progress = 0.0
+        self._next_census = 0.0
+        self._failures = 0
         self._doing = ""
         self._waits: Counter[str] = Counter()  # the number of workers that wait for the same
         self._closed = False
@@ -54,7 +61,8 @@ class PlainDashboard:
         if event.kind == EventKind.RUN_REQUESTED:
             return [" ".join(filter(None, ["run", view.name, view.strategy and f"({view.strategy})"]))]
         if event.kind == EventKind.RUN_PHASE:
-            return [f"{view.phase}: {view.doing}" if view.launcher else view.phase]
+            more = view.doing if view.launcher else view.census if len(view.workers) > MANY else ""
+            return [f"{view.phase}: {more}" if more else view.phase]
         if event.kind in (EventKind.NOTE, EventKind.RUN_ATTEMPT):
             return view.notes[-1].splitlines()
         if event.kind == EventKind.RUN_ENDED:
@@ -69,10 +77,23 @@ class PlainDashboard:
             return [] if view.doing == view.phase else [view.doing]
         if isinstance(told := event.data, ScriptRaised):
             verb = "lost its peers:" if tells_of_another(told.type or "", told.message or "") else "raised"
-            return [f"{worker.name} {verb} {first_line(worker.reason)}"]
+            return self._of_one(worker, f"{worker.name} {verb} {first_line(worker.reason)}", is_failure=True)
         if worker.status == status_before:
             return []
-        return [f"{worker.name} ended" if view.has_done_its_part(worker) else state(worker)]
+        return self._of_one(worker, state(worker), is_failure=worker.has_failed)
+
+    def _of_one(self, worker: WorkerView, line: str, is_failure: bool) -> list[str]:
+        """Return the line on a worker's change or, where there are many workers, now and then one that counts them."""
+        view = self._view
+        if len(view.workers) <= MANY:
+            return [f"{worker.name} ended" if view.has_done_its_part(worker) else line]
+        self._failures += is_failure
+        if is_failure and self._failures <= MANY:
+            return [line]
+        if self._now < self._next_census:
+            return []
+        self._next_census = self._now + CENSUS_SECONDS
+        return [view.census]
 
     def _waiting(self, event: Event, waited_for: str) -> list[str]:
         """Return what a worker waits for since this event, as lines, unless another one waits for the same."""

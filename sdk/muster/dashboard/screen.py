@@ -23,7 +23,7 @@ NOTES = 2  # the number of notes shown, the newest ones
 ATTEMPTS = 3  # the number of attempts shown, likewise
 CURVE_WIDTH = 12  # characters
 SHORTEST_BAR, LONGEST_BAR = 8, 40  # of the whole run, in characters
-HEADINGS = FULL, WITHOUT_NOTES, WITHOUT_METRICS, STATUS_ALONE = range(4)  # each is shorter than the one before
+HEADINGS = FULL, WITHOUT_ATTEMPTS, WITHOUT_NOTES, WITHOUT_METRICS, STATUS_ALONE = range(5)  # each is shorter
 LEAST_ROWS = 3  # of workers: metrics are left out to make room for these
 BEFORE_TRAINING = ("launching", "connecting", "starting")
 NARROW = 60  # characters: a narrower terminal has no room for a progress bar for each worker
@@ -95,7 +95,7 @@ class Screen:
         Until the training begins, notes need to leave room for one worker only; later they give way to all workers, as
         they say nothing new.
         """
-        if level > FULL:
+        if level >= WITHOUT_NOTES:
             return min(len(self.view.workers), LEAST_ROWS)
         return min(len(self.view.workers), 1) if self.view.phase in BEFORE_TRAINING else len(self.view.workers)
 
@@ -138,11 +138,12 @@ def heading(
         lines.append(bar)
     if view.curves and level < WITHOUT_METRICS:
         lines.append(metrics_columns(view))
+    table = attempts_table(view, width, is_whole=notes is None) if level < WITHOUT_ATTEMPTS else []
+    lines += table
     if level < WITHOUT_NOTES:
-        lines += attempts_table(view, width, is_whole=notes is None)
-        remarks = view.other_remarks if notes is None else view.other_remarks[-notes:]
+        remarks = view.other_remarks if table else view.remarks
         shown = [Text(note, style="yellow") for note in remarks]
-        lines += shown if notes is None else [_cut_to(note, 2 * width) for note in shown]
+        lines += shown if notes is None else [_cut_to(note, 2 * width) for note in shown[-notes:]]
     return [*lines, Text("")]
 
 

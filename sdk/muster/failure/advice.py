@@ -50,8 +50,12 @@ def build_horovod_again(problem: str, python: str = "python") -> ArgumentText:
     )
 
 
-def advice_on_exception(failure: Failure) -> str | None:
-    """Return what to try after a script's exception; None if the exception itself says enough."""
+def advice_on_exception(failure: Failure, has_copy: bool) -> str | None:
+    """Return what to try after a script's exception; None if the exception itself says enough.
+
+    Args:
+        has_copy: whether the script runs in a copy of the project's files.
+    """
     if re.search(r"/horovod/(_keras|keras|tensorflow/keras)/", failure.traceback):
         return f"Horovod's own Keras integration does not work with Keras 3; {HOROVOD_KERAS}"
     if re.match(r"Extension horovod\.\w+ has not been built", failure.message):
@@ -102,6 +106,12 @@ def advice_on_exception(failure: Failure) -> str | None:
             ", ",
             Argument("env"),
             ")",
+        )
+    if failure.type == "FileNotFoundError" and has_copy:
+        return ArgumentText(
+            "the script runs in a copy of the project's files, without those that git ignores: ",
+            Argument("project", ""),
+            " says which go along; data that is on the worker has an absolute path",
         )
     if failure.type == "FileNotFoundError":
         return "scripts run in the session's working directory; an absolute path is the same everywhere"

@@ -60,6 +60,7 @@ def explain(
     total: int = 1,
     ties: Sequence[Failure] = (),
     is_python: bool = True,
+    has_copy: bool = False,
 ) -> RunFailed:
     """Return the error for a cause: what happened, to which worker, where its log is, and what to try.
 
@@ -68,11 +69,12 @@ def explain(
         total: number of all processes that could have.
         ties: failures that may just as well have come first.
         is_python: whether the script is a Python script, not another program.
+        has_copy: whether the script runs in a copy of the project's files, as its worker shares none with the session.
     """
     words = _words_of_loss(failure) if failure.kind in GONE else None
     together = [other for other in ties if words is not None and _words_of_loss(other) == words]
     ties = [other for other in ties if words is None or _words_of_loss(other) != words]
-    error = _explained(failure, logs, alike, total, ties, is_python)
+    error = _explained(failure, logs, alike, total, ties, is_python, has_copy)
     if together:  # such as when their guard is gone, which is not one worker's failure
         error.message = _lost_together(failure, together)
     are_named = alike == 1 or failure.kind is not FailureKind.EXCEPTION
@@ -84,14 +86,14 @@ def explain(
 
 
 def _explained(
-    failure: Failure, logs: Path, alike: int, total: int, ties: Sequence[Failure], is_python: bool
+    failure: Failure, logs: Path, alike: int, total: int, ties: Sequence[Failure], is_python: bool, has_copy: bool
 ) -> RunFailed:
     name = process_label(failure.worker or "the launcher", failure.rank)
     log = _log_of(failure, logs)
     if failure.kind is FailureKind.EXCEPTION:
         error: RunFailed = ScriptFailed(
             f"{_raised_by(failure, alike, total)}: {failure.type}: {_first_line(failure.message)}",
-            worker=failure.worker, log=log, details=failure.traceback, advice=advice_on_exception(failure),
+            worker=failure.worker, log=log, details=failure.traceback, advice=advice_on_exception(failure, has_copy),
         )  # fmt: skip
     elif failure.kind is FailureKind.MEMORY and failure.used is None:
         error = WorkerOutOfMemory(
@@ -157,7 +159,7 @@ def _ties_text(failure: Failure, ties: Sequence[Failure], alike: int) -> str:
     names = join_names([process_label(other.worker or "the launcher", other.rank) for other in named])
     within = max(abs(other.time - failure.time) for other in ties) * 1000
     verb = "failed" if len(named) > 1 else _how_it_failed(ties[0])
-    return f"Within {within:.0f} ms {names} {verb}; nothing tells which of them came first."
+    return f"Within {max(within, 1):.0f} ms {names} {verb}; nothing tells which of them came first."
 
 
 def _how_it_failed(failure: Failure) -> str:

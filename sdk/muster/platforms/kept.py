@@ -33,11 +33,6 @@ class KeptPlatform:
         self._why = ""  # why there is no platform
 
     @property
-    def is_warm(self) -> bool:
-        """True if there is a template, or one is importing."""
-        return self.warmth["state"] in ("ready", "importing")
-
-    @property
     def warmth(self) -> dict[str, object]:
         """The template's state, the reason for it, and its process id."""
         platform = self._platform if self._pid == os.getpid() else None

@@ -19,7 +19,7 @@ from muster.records.result import read_record
 from muster.records.sessions import is_alive, is_out_of_sight
 from muster.text.arguments import ArgumentText, each_part
 from muster.text.cleaning import clean, is_file_name, overwritten
-from muster.text.reading import open_regular, read_json
+from muster.text.reading import LONGEST_LINE, open_regular, read_json
 from muster.text.shown import Text
 
 logger = logging.getLogger("muster")
@@ -164,7 +164,10 @@ class RunRecord:
         return _read_json(self.run_dir / "plan.json")
 
     def events(self) -> Iterator[Event]:
-        """Yield the recorded events, oldest first. Incomplete lines, from a session that died, are skipped."""
+        """Yield the recorded events, oldest first. Incomplete lines, from a session that died, are skipped.
+
+        Nothing is read after a line that is longer than any of Muster's: the file may have been extended without end.
+        """
         try:
             opened = open_regular(self.run_dir / "events.jsonl")
         except FileNotFoundError:
@@ -173,7 +176,10 @@ class RunRecord:
             self._warn(f"it cannot be read: {error.strerror}")
             return
         with io.TextIOWrapper(opened, encoding="utf-8", errors="replace") as file:
-            for line in file:
+            for line in iter(lambda: file.readline(LONGEST_LINE), ""):
+                if len(line) == LONGEST_LINE:
+                    self._warn("a line is too long for an event; what follows is not read")
+                    return
                 try:
                     yield Event.from_json(line, self._warn)
                 except ValueError:

@@ -31,6 +31,7 @@ class Reasons:
         checked = context.checked
         self._is_here = checked.session_address[0].startswith("127.") and not checked.is_relayed
         self._is_python = checked.job.script is None or checked.job.script.kind != "executable"
+        self._has_copy = checked.project is not None
         self._state = state
 
     async def explain(self, cause: Failure, plan: Plan | None) -> MusterError:
@@ -41,7 +42,8 @@ class Reasons:
         total = len(plan.ranks or plan.completed_by or plan.processes) if plan else 1
         failures = list(self._state.failures)
         alike, ties = causes.alike(cause, failures), causes.ties(cause, failures)
-        explained = partial(diagnosis.explain, alike=alike, total=total, ties=ties, is_python=self._is_python)
+        of_script = partial(diagnosis.explain, is_python=self._is_python, has_copy=self._has_copy)
+        explained = partial(of_script, alike=alike, total=total, ties=ties)
         error = await in_thread(explained, cause, self._logs)
         return self._with_lost_threads(error)
 

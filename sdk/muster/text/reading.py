@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 COMPARED = 256  # bytes by which a log is recognized
+LARGEST_JSON = 1 << 28  # bytes of a JSON file; the plan of 10,000 workers has some 20 MB
+LONGEST_LINE = 1 << 24  # characters of a line of a journal
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -43,8 +45,11 @@ def read_regular(path: Path, most: int = -1) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Return the value in a JSON file. Raise OSError, or ValueError if it is not JSON."""
-    return parse_json(read_regular(path))
+    """Return the value in a JSON file. Raise OSError, or ValueError if it is not JSON, or too large."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > LARGEST_JSON:
+            raise ValueError(f"it has more than {LARGEST_JSON} bytes")
+        return parse_json(file.read(LARGEST_JSON))
 
 
 class Appended:
@@ -56,11 +61,13 @@ class Appended:
     Args:
         path: the log; it may come later.
         at_most: number of bytes to read of a log that is there already; None for all.
+        at_once: number of bytes that one call of ``read`` returns at most, but for what has been moved; -1 for any.
     """
 
-    def __init__(self, path: Path, at_most: int | None = None) -> None:
+    def __init__(self, path: Path, at_most: int | None = None, at_once: int = -1) -> None:
         self.path = path
         self._at_most = at_most
+        self._at_once = at_once
         self._position: int | None = None
         self._last = b""  # bytes before the position
 
@@ -75,7 +82,7 @@ class Appended:
                 if not follows(file, self._position, self._last):
                     moved = self._moved(self._position)
                     self._position, self._last = file.seek(0), b""
-                news = file.read()
+                news = file.read(self._at_once)
         except FileNotFoundError:
             return b""
         self._position += len(news)

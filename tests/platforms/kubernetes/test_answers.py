@@ -53,13 +53,19 @@ def test_a_list_that_is_older_than_a_pod_is_no_proof_that_it_is_gone(fake: Fake)
     assert len(fake.asked) == 5
 
 
+def set_clock(monkeypatch: pytest.MonkeyPatch, clock: types.SimpleNamespace) -> None:
+    """Have the platform take the time from ``clock``."""
+    for module in ("platform", "inquiries"):
+        monkeypatch.setattr(f"muster.platforms.kubernetes.{module}.time", clock)
+
+
 def test_the_events_of_an_older_pod_of_that_name_say_nothing_of_a_pod(fake: Fake) -> None:
     def told_by(event: dict[str, Any]) -> EndCause | None:
         listed = {**POD, "metadata": {**META, "uid": "mine", "creationTimestamp": "2026-01-01T00:10:00Z"}}
         fake.otherwise = lambda method, path: Answer(200, {"items": [listed]})
         platform = KubernetesPlatform()
         platform.reattach(["ml/p"])
-        assert [*platform._metadata["ml/p"]] == ["uid", "creationTimestamp"], "all else is large and not needed"
+        assert [*platform._inquiries._metadata["ml/p"]] == ["uid", "creationTimestamp"], "all else is large"
         fake.otherwise = lambda method, path: Answer(200, {"items": [event] if "/events" in path else []})
         return platform.reattach(["ml/p"])[0].cause
 
@@ -189,7 +195,7 @@ def test_the_end_is_looked_for_no_more_often_than_anything_else(fake: Fake, monk
         now[0] += seconds
 
     clock = types.SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0], sleep=sleep)
-    for module in ("platform", "guard"):
+    for module in ("platform", "inquiries", "guard"):
         monkeypatch.setattr(f"muster.platforms.kubernetes.{module}.time", clock)
 
     def answer(method: str, path: str) -> Answer:
@@ -366,7 +372,7 @@ def test_the_cluster_is_asked_as_often_for_a_thousand_workers_as_for_ten(
     """The engine polls every 2 s or more; here a minute passes at once, in which it does so every 0.5 s."""
     now = [1000.0]
     clock = types.SimpleNamespace(monotonic=lambda: now[0], time=lambda: 1.8e9 + now[0])
-    monkeypatch.setattr("muster.platforms.kubernetes.platform.time", clock)
+    set_clock(monkeypatch, clock)
     running = [{"name": "worker", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}]
     status = {"phase": phase, "containerStatuses": running if phase == "Running" else []}
     listed = Answer(200, {"items": [made(f"w-{number}", status) for number in range(workers)]})
@@ -388,7 +394,7 @@ def test_an_image_that_cannot_be_pulled_is_not_said_to_be_on_its_way(
 ) -> None:
     now = [1000.0]
     clock = types.SimpleNamespace(monotonic=lambda: now[0], time=lambda: 1.8e9 + now[0])
-    monkeypatch.setattr("muster.platforms.kubernetes.platform.time", clock)
+    set_clock(monkeypatch, clock)
     pulling = {"reason": "Pulling", "message": "Pulling image", "lastTimestamp": "2026-01-01T00:00:00Z"}
     waits = {"name": "worker", "state": {"waiting": {"reason": "ErrImagePull", "message": "dial tcp: refused"}}}
     placed = {"type": "PodScheduled", "status": "True"}
@@ -409,7 +415,7 @@ def test_an_image_that_is_being_pulled_is_told_with_the_size_that_another_pod_s_
 ) -> None:
     now = [1000.0]
     clock = types.SimpleNamespace(monotonic=lambda: now[0], time=lambda: 1.8e9 + now[0])
-    monkeypatch.setattr("muster.platforms.kubernetes.platform.time", clock)
+    set_clock(monkeypatch, clock)
     pulling = {"reason": "Pulling", "message": 'Pulling image "my/a:1"', "lastTimestamp": "2026-01-01T00:00:00Z"}
     told = 'Successfully pulled image "my/a:1" in 9s (9s including waiting). Image size: 2500000000 bytes.'
     waits = {"name": "worker", "state": {"waiting": {"reason": "ContainerCreating"}}}
@@ -448,7 +454,7 @@ class Looks:
     def __init__(self, fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
         self._now = 1000.0
         clock = types.SimpleNamespace(monotonic=lambda: self._now, time=lambda: 1.8e9 + self._now)
-        monkeypatch.setattr("muster.platforms.kubernetes.platform.time", clock)
+        set_clock(monkeypatch, clock)
         self._fake = fake
         self._platform = KubernetesPlatform()
         self.events: list[dict[str, Any]] = []
@@ -527,7 +533,7 @@ def test_what_delays_pods_is_asked_for_one_after_the_other_and_never_where_that_
 ) -> None:
     now = [1000.0]
     clock = types.SimpleNamespace(monotonic=lambda: now[0], time=lambda: 1.8e9 + now[0])
-    monkeypatch.setattr("muster.platforms.kubernetes.platform.time", clock)
+    set_clock(monkeypatch, clock)
     event = {"reason": "FailedMount", "message": 'secret "data" not found', "lastTimestamp": "2026-01-01T00:00:00Z"}
     pods = Answer(200, {"items": [made(name, {"phase": "Pending"}) for name in ("a", "b")]})
     fake.otherwise = lambda method, path: Answer(200, {"items": [event]}) if "/events" in path else pods

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from muster.errors import WorkerCancelled, WorkerLost, WorkerPreempted, WorkersMissing
+from muster.platforms.kubernetes import inquiries
 from muster.platforms.kubernetes import platform as kubernetes
 
 from tests.platforms.kubernetes.cluster import until
@@ -47,7 +48,7 @@ def test_a_node_that_is_drained(space: Space) -> None:
 def test_a_volume_that_cannot_be_mounted_is_named_while_a_pod_waits(
     space: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kubernetes, "DELAY_SECONDS", 1.0)
+    monkeypatch.setattr(inquiries, "DELAY_SECONDS", 1.0)
     volume = {"name": "data", "secret": {"secretName": "nowhere"}}
     overlay = {"spec": {"volumes": [volume], "containers": [{"name": "worker", "volumeMounts": [MOUNT]}]}}
     (space.folder / "volume.yaml").write_text(yaml.safe_dump(overlay))
@@ -59,7 +60,7 @@ def test_a_volume_that_cannot_be_mounted_is_named_while_a_pod_waits(
 def test_an_image_that_is_being_pulled_is_told_with_its_size(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     if not space.cluster.is_own:
         pytest.skip("somebody else's registry answers")
-    monkeypatch.setattr(kubernetes, "DELAY_SECONDS", 1.0)
+    monkeypatch.setattr(inquiries, "DELAY_SECONDS", 1.0)
     monkeypatch.setattr(kubernetes, "CLOSE_SECONDS", 1.0)
     overlay = {"spec": {"containers": [{"name": "worker", "imagePullPolicy": "Always"}]}}
     (space.folder / "always.yaml").write_text(yaml.safe_dump(overlay))

@@ -16,7 +16,10 @@ WITH_TENSORFLOW = {"cpu": 0.6, "memory": 1.5, "timeout_seconds": 240, "run_timeo
 
 @pytest.mark.parametrize(
     "options",
-    [{"cpu": 0.1}, pytest.param({"strategy": "horovod", **WITH_TENSORFLOW}, marks=pytest.mark.elsewhere)],
+    [
+        {"cpu": 0.1},
+        pytest.param({"strategy": "horovod", **WITH_TENSORFLOW}, marks=[pytest.mark.elsewhere, pytest.mark.horovod]),
+    ],
     ids=["processes", "horovod"],
 )
 def test_a_pod_whose_agent_is_told_to_end_is_replaced(space: Space, options: dict[str, Any]) -> None:

@@ -21,22 +21,12 @@ from muster.options.fields import option
 from muster.platforms.agents import default_log_cap
 from muster.platforms.base import Platform, Reach, Relay, Storage
 from muster.platforms.kubernetes import notes, pods, pulls, rights, states
-from muster.platforms.kubernetes.causes import (
-    PREPARED,
-    Cause,
-    PullTrouble,
-    delay_in_words,
-    end_by_node,
-    end_of_events,
-    events_about,
-    newest_delay,
-    pull_trouble,
-    removal_of,
-)
+from muster.platforms.kubernetes.causes import PREPARED
 from muster.platforms.kubernetes.client import ApiClient, ApiRefused, ClusterGone
 from muster.platforms.kubernetes.defaults import PodDefaults, find_defaults
 from muster.platforms.kubernetes.exec_stream import ExecStream, open_exec
 from muster.platforms.kubernetes.guard import POLL_SECONDS, PodGuard, is_on_a_node, remove_everything, secrets_of
+from muster.platforms.kubernetes.inquiries import WAITING, Inquiries
 from muster.platforms.kubernetes.kubeconfig import find_access
 from muster.platforms.kubernetes.limits import FEWER, ClusterLimits, read_limits
 from muster.platforms.kubernetes.refusals import asking
@@ -48,14 +38,10 @@ from muster.text.arguments import Argument, ArgumentText
 KUEUE = "/apis/kueue.x-k8s.io"  # of the cluster's API
 AT_ONCE = 8  # requests to the cluster at the same time
 IDLE_POLL_SECONDS = 6.0  # between two polls while nothing changes: connected agents report their ends themselves
-DELAY_SECONDS = 10.0  # time that a pod may wait before its events are read, and between two such requests
-SIZE_SECONDS = 60.0  # between two requests for the size of an image that is being pulled
-MOST_PULLS = "500"  # events of ended pulls that are read for it
 LIMITS_SECONDS = 10.0  # for which what was read of the cluster's limits counts
 CLOSE_SECONDS = 15.0  # time that pods may take to end
 TAKEN_SECONDS = 30.0  # for which a pod that is being deleted may still have the same name
 NOBODY = Worker("", "")
-WAITING = (Status.SCHEDULING, Status.STARTING)
 
 
 @dataclass(eq=False, repr=False)
@@ -122,22 +108,13 @@ class KubernetesPlatform(Platform):
         self._secrets: list[str] = []
         self._told_to_stop: set[str] = set()
         self._deleted: set[str] = set()  # those of these whose deletion the cluster has confirmed
-        self._pull_troubles: dict[str, PullTrouble] = {}
+        self._inquiries = Inquiries(self._client, self.explain_seconds)
         self._looked_at = float("-inf")
         self._looked_for: frozenset[str] = frozenset()  # the workers that the last look was for
         self._seen: dict[str, dict[str, Any]] = {}
-        self._metadata: dict[str, Mapping[str, Any]] = {}  # what events about a pod are told by, of each pod
         self._relays: list[Tunnels] = []
-        self._taken: dict[str, Cause] = {}  # why pods are being deleted, or are about to be
-        self._may_see_nodes = True
-        self._node_of: dict[str, str] = {}  # of each pod; empty once it was asked why that pod is being deleted
-        self._delays: dict[str, str] = {}  # what delays waiting pods; the one that was asked about last comes last
-        self._delays_asked_at = float("-inf")
         self._limits: ClusterLimits | None = None
         self._limits_read_at = float("-inf")
-        self._sizes: dict[str, int] = {}  # of images
-        self._sizes_asked_at = float("-inf")
-        self._events_until: dict[str, float] = {}  # until when a pod's events are read, on the monotonic clock
 
     # -- before a launch ----------------------------------------------------------------------------------------------
 
@@ -253,7 +230,7 @@ class KubernetesPlatform(Platform):
         if self._limits is None or time.monotonic() > self._limits_read_at + LIMITS_SECONDS:
             self._limits = read_limits(self._client(), self._defaults().namespace)
             self._limits_read_at = time.monotonic()
-            self._sizes |= pulls.sizes_of_nodes(self._limits.nodes)
+            self._inquiries.sizes |= pulls.sizes_of_nodes(self._limits.nodes)
         return self._limits
 
     def _check_queue(self, client: ApiClient) -> None:
@@ -433,7 +410,7 @@ class KubernetesPlatform(Platform):
         for handle in handles:
             if handle in self._workers:
                 self._workers[handle] = self._now(self._workers[handle])
-        self._ask_for_a_delay([self._workers[handle] for handle in handles if handle in self._workers])
+        self._inquiries.ask_for_a_delay([self._workers[handle] for handle in handles if handle in self._workers])
 
     def _listed(self, namespaces: Iterable[str], selector: str, **query: str) -> dict[str, dict[str, Any]]:
         """Return the pods of these namespaces, by handle. Raises PlatformError."""
@@ -451,96 +428,17 @@ class KubernetesPlatform(Platform):
         if refusal is not None and not worker.status.is_final:
             return worker.moved(Status.FAILED, finished_at=time.time(), **_no_way(refusal))
         if pod is not None:
-            self._remember(worker.id, pod)
-        trouble = self._pull_troubles.get(worker.id)
+            self._inquiries.remember(worker.id, pod)
+        trouble = self._inquiries.pull_troubles.get(worker.id)
         now = states.seen(worker, pod, worker.id in self._told_to_stop, trouble.error if trouble else "")
-        if now.status in WAITING and self._delays.get(worker.id) and trouble is None:
+        delay = self._inquiries.delays.get(worker.id)
+        if now.status in WAITING and delay and trouble is None:
             said = "" if str(now.reason).startswith(PREPARED) else now.reason  # then the delay says more
-            return replace(now, reason=" ".join(filter(None, [said, self._delays[worker.id]])))
+            return replace(now, reason=" ".join(filter(None, [said, delay])))
         if not states.is_unexplained(now):
             return now
-        cause = self._taken.get(worker.id) or self._ask_why(worker.id)
+        cause = self._inquiries.why_removed(worker.id)
         return now if cause is None else states.explained(now, cause)
-
-    def _remember(self, handle: str, pod: Mapping[str, Any]) -> None:
-        """Remember what only this look at a pod may tell."""
-        self._metadata[handle] = {name: pod["metadata"].get(name) for name in ("uid", "creationTimestamp")}
-        if pod.get("spec", {}).get("nodeName"):
-            self._node_of.setdefault(handle, pod["spec"]["nodeName"])
-        trouble = pull_trouble(pod, self._pull_troubles.pop(handle, None))
-        if trouble is not None:
-            self._pull_troubles[handle] = trouble
-        removal = removal_of(pod)
-        if removal is not None:
-            self._taken[handle] = removal
-        elif not pod["metadata"].get("deletionTimestamp"):  # it was to be removed, and is not after all
-            self._taken.pop(handle, None)
-
-    def _ask_for_a_delay(self, workers: Sequence[Worker]) -> None:
-        """Read the events of one waiting pod, each of them in turn, for a delay that its status does not tell."""
-        late = time.time() - DELAY_SECONDS
-        waiting = [each.id for each in workers if each.status in WAITING and (each.created_at or late) <= late]
-        if not waiting or time.monotonic() < self._delays_asked_at + DELAY_SECONDS:
-            return
-        self._delays_asked_at = time.monotonic()
-        order = {handle: number for number, handle in enumerate(self._delays)}
-        handle = min(waiting, key=lambda each: order.get(each, -1))
-        self._delays.pop(handle, None)
-        try:
-            delay = newest_delay(self._events_of(handle))
-            self._ask_for_a_size(handle.partition("/")[0], pulls.image_of(delay))
-            self._delays[handle] = delay_in_words(delay, self._sizes)
-        except (PlatformError, KeyError) as error:
-            if isinstance(error, ApiRefused) and error.code == 403:  # without the right to read events, never ask again
-                self._delays_asked_at = float("inf")
-
-    def _ask_for_a_size(self, namespace: str, image: str) -> None:
-        """Read the size of an image that is being pulled from other pods' pulls of it, where they tell it."""
-        is_known = not image or pulls.size_of(image, self._sizes) is not None
-        if is_known or time.monotonic() < self._sizes_asked_at + SIZE_SECONDS:
-            return
-        self._sizes_asked_at = time.monotonic()
-        selector = f"reason={pulls.ENDS}"
-        path = f"/api/v1/namespaces/{namespace}/events"
-        with contextlib.suppress(PlatformError, KeyError):
-            listed = self._client().get(path, fieldSelector=selector, limit=MOST_PULLS)
-            self._sizes |= pulls.sizes_of_events(listed["items"])
-
-    def _events_of(self, handle: str) -> Sequence[Mapping[str, Any]]:
-        """Return the events about a pod. Raises PlatformError, KeyError."""
-        namespace, _, name = handle.partition("/")
-        path, selector = f"/api/v1/namespaces/{namespace}/events", f"involvedObject.name={name}"
-        return events_about(self._client().get(path, fieldSelector=selector)["items"], self._metadata.get(handle, {}))
-
-    def _ask_why(self, handle: str) -> Cause | None:
-        """Return why a pod is being deleted, from its events or its node; None where these do not tell.
-
-        Events appear with its deletion or a moment later, and so are read only for a few seconds.
-        """
-        now = time.monotonic()
-        if now > self._events_until.setdefault(handle, now + self.explain_seconds):
-            return None
-        try:
-            cause = end_of_events(self._events_of(handle))
-        except (PlatformError, KeyError):
-            self._events_until[handle] = now  # without the right, or from a busy cluster, do not ask again
-            cause = None
-        cause = cause or self._ask_node(handle)
-        if cause is not None:
-            self._taken[handle] = cause
-        return cause
-
-    def _ask_node(self, handle: str) -> Cause | None:
-        """Return why a pod is being deleted, from its node, which is asked once; None where that does not tell."""
-        name = self._node_of.get(handle)
-        if not name or not self._may_see_nodes:
-            return None
-        self._node_of[handle] = ""
-        try:
-            return end_by_node(self._client().get(f"/api/v1/nodes/{name}"), name)
-        except PlatformError as error:
-            self._may_see_nodes = not (isinstance(error, ApiRefused) and error.code == HTTPStatus.FORBIDDEN)
-            return None
 
     def stop(self, handles: Sequence[str]) -> None:
         """Delete the pods of workers, so that their agents end their processes, and then themselves."""

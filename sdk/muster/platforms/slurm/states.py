@@ -22,6 +22,7 @@ from muster.platforms.slurm.words import (
     nodes_over_memory,
     ran_out_of_memory,
     state_word,
+    step_cancelled_at,
     why_never,
     why_pending,
 )
@@ -116,6 +117,11 @@ def _of_step(worker: Worker, made: Submission, task: Task, step: subprocess.Pope
         return _as_told(worker, made, task)
     if step is None or not has_ended(step):
         return worker if task.at is not None else worker.moved(Status.STARTING, placed_at=worker.created_at)
+    cancelled = None if task.was_stopped else step_cancelled_at(made.output_end())
+    if cancelled:
+        _, cause, advice = ENDS["CANCELLED"]
+        reason = f"Somebody has cancelled its step (Slurm says CANCELLED AT {cancelled})."
+        return worker.moved(Status.FAILED, reason=reason, cause=cause, advice=advice, finished_at=time.time())
     status = "" if step.returncode is None else f" with status {step.returncode}"  # another thread is just reading it
     reason = f"Its step ended{status} before its agent could say why. {made.last_words()}"
     told = {"reason": reason.strip(), **_step_refused(made)}

@@ -246,6 +246,17 @@ def nodes_over_memory(output: str) -> list[str]:
     return [*dict.fromkeys(found)]
 
 
+def step_cancelled_at(output: str) -> str | None:
+    """Return when somebody cancelled a step, as slurmstepd reports in its output; None where nobody did.
+
+    >>> step_cancelled_at("slurmstepd-n1: error: *** STEP 1.2 ON n1 CANCELLED AT 2026-11-28T13:25:24 ***")
+    '2026-11-28T13:25:24'
+    >>> step_cancelled_at("slurmstepd: error: *** STEP 1.2 ON n1 CANCELLED AT 13:25:24 DUE TO TIME LIMIT ***")
+    """
+    found = re.search(r"^slurmstepd\S*: error: \*\*\* STEP \S+ ON \S+ CANCELLED AT (\S+) \*\*\*", output, re.MULTILINE)
+    return found[1] if found else None
+
+
 def _tells(text: str | None) -> bool:
     return bool(text) and text not in ("None", "0:0", "(null)", "Unknown")
 
