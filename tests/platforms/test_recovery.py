@@ -114,17 +114,6 @@ def test_all_start_again_without_a_server_that_is_lost_on_a_host(hosts_with_tens
 
 
 @pytest.mark.elsewhere
-def test_all_start_again_without_a_server_whose_container_is_killed(engine: Podman, folder: Path) -> None:
-    kept = folder.parent / "kept"
-    kept.mkdir()
-    servers_recover(
-        lambda running: engine.run("kill", next(name for name in engine.containers() if name.endswith("ps-0"))),
-        platform="containers", volumes=[f"{kept}:/kept"], env={"KEPT": "/kept"}, **WITH_TENSORFLOW,
-    )  # fmt: skip
-    eventually(lambda: engine.left_behind() == [], "nothing is left", timeout=30)
-
-
-@pytest.mark.elsewhere
 def test_all_start_again_without_a_server_whose_task_of_slurms_is_told_to_end(slurm: Engine, folder: Path) -> None:
     servers_recover(
         lambda running: take_away(running, "ps-0"), platform="slurm", nodes="2", env={"KEPT": str(folder.parent)},
