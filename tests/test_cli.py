@@ -189,7 +189,7 @@ class TestPlan:
         result = muster("plan", "-s", "horovod", "-n", "2", "--slots", "2", script)
 
         assert result.stdout.startswith(
-            "workers run on local, and reach this session at 127.0.0.1, on any free port\n\n"
+            "workers run on this machine, and reach this session at 127.0.0.1, on any free port\n\n"
         )
         assert "horovodrun --gloo" in result.stdout
         assert "worker-1 (rank 2, 3): cpu 1, memory 2 GB, gpu 0, sshd on port 2222\n" in result.stdout

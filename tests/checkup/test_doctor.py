@@ -219,7 +219,7 @@ class TestTheScript:
 class TestTheSession:
     def test_it_says_where_workers_run_and_where_they_look_for_it(self) -> None:
         (finding,) = look(session_address="127.0.0.2:4321").of("platform")
-        assert finding.text == "workers run on local, and reach this session at 127.0.0.2, port 4321"
+        assert finding.text == "workers run on this machine, and reach this session at 127.0.0.2, port 4321"
 
     def test_a_port_that_is_taken_is_named(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -57,6 +57,7 @@ class ProcessRelay(Relay):
 class Relayed(LocalPlatform):
     """Its session listens on an address that agents are told nothing of."""
 
+    name = "relayed"
     lease_seconds = 5.0
 
     def __post_init__(self) -> None:

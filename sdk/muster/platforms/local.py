@@ -71,6 +71,10 @@ class LocalPlatform(Platform):
         """True if the guard has been killed, so that nothing can be launched any more before ``close``."""
         return self._guard is not None and not self._guard.is_running
 
+    def describe(self) -> str:
+        """Return, in words, where the workers run."""
+        return "this machine" if self.name == "local" else self.name
+
     def check(self) -> None:
         """Raise PlatformUnsupported on other systems than Linux."""
         if not sys.platform.startswith("linux"):
