@@ -41,8 +41,10 @@ class Status(str, Enum):
     TIMEDOUT = "timedout"  #: its platform ended it for the time that it took
 
     is_final: bool  #: whether the worker has ended
+    order: int  #: its place among the states: a worker moves to no lower one
 
     def __init__(self, value: str) -> None:
+        self.order = len(type(self).__members__)
         self.is_final = value in ("succeeded", "failed", "stopped", "timedout")  # asked of thousands at every poll
 
     def __str__(self) -> str:
@@ -374,8 +376,7 @@ class Worker:
 
     def moved(self, status: Status, **changes: Any) -> Worker:
         """Return the worker with a new status; unchanged if the status would move backwards."""
-        order = list(Status)
-        if self.status.is_final or order.index(status) < order.index(self.status):
+        if self.status.is_final or status.order < self.status.order:
             return self
         return replace(self, status=status, **changes)
 

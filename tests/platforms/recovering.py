@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import muster
+import pytest
+from muster.events import RunAttempt
 from muster.records import runs
 
+from tests.cluster.test_restarts_alone import COORDINATOR, processes_of, steps_of, times_listening
 from tests.support import environment, eventually
 
 STEPS = 40
@@ -58,11 +61,15 @@ def total(values):
     "mpi": """
 import atexit, ctypes
 
-mpi = ctypes.CDLL("libmpi.so.40", ctypes.RTLD_GLOBAL)  # Open MPI's
+if "OMPI_COMM_WORLD_RANK" in os.environ:
+    mpi = ctypes.CDLL("libmpi.so.40", ctypes.RTLD_GLOBAL)  # Open MPI's
+    names = ("comm_world", "double", "op_sum")
+    world, double, add = (ctypes.byref(ctypes.c_char.in_dll(mpi, f"ompi_mpi_{name}")) for name in names)
+else:
+    mpi = ctypes.CDLL("libmpich.so.12")
+    world, double, add = 0x44000000, 0x4C00080B, 0x58000003  # as its mpi.h defines them
 mpi.MPI_Init(None, None)
 atexit.register(mpi.MPI_Finalize)
-names = ("comm_world", "double", "op_sum")
-world, double, add = (ctypes.byref(ctypes.c_char.in_dll(mpi, f"ompi_mpi_{name}")) for name in names)
 rank, size = int(os.environ["MUSTER_RANK"]), int(os.environ["MUSTER_WORLD_SIZE"])
 
 
@@ -157,6 +164,41 @@ def recovers(
     said = recorded.explain()
     assert re.search(rf"Attempt 2 runs, after .* {how}\.", said), said
     assert re.search(r"Attempt 2 is at step 1\d, as far as the training was: [\d.]+ s were lost\.", said)
+
+
+def servers_recover(lose: Callable[[muster.Cluster], object], **options: Any) -> None:
+    """Train with a chief, a worker and a server: all start again from the checkpoint when the server is lost.
+
+    Before that the worker's process is killed, and started again alone.
+
+    Args:
+        lose: has the server lost.
+        options: of ``run_cluster``; in its ``env`` is the folder ``KEPT``, which chief and server see.
+    """
+    Path("train.py").write_text(COORDINATOR)
+    Path("waits").touch()
+    options["env"] = {"WAITS_UNTIL": "1", **options["env"]}
+    running: muster.Cluster = muster.run_cluster(
+        1, n_ps=1, worker_script="train.py", wait=False, restarts=2, dashboard=False, **options
+    ).cluster
+    recorded = runs.Run(running.run_dir)
+    try:
+        eventually(lambda: steps_of(recorded) >= 20, "the first steps", timeout=120)
+        kill_process(running, "worker-0", processes_of(recorded, "worker-0")[0])
+        eventually(lambda: times_listening(recorded, "worker-0") > 1, "the worker is back", timeout=120)
+        came_to = steps_of(recorded)
+        eventually(lambda: steps_of(recorded) >= came_to + 20, "it goes on", timeout=60)
+        lose(running)
+        running.wait()
+    finally:
+        running.stop()
+    log = recorded.logs("chief-0")
+    assert int(log.rpartition("attempt 2 goes on after ")[2].split()[0]) >= came_to
+    assert float(log.rpartition("weight ")[2].split()[0]) == pytest.approx(3, abs=0.3)
+    assert len([event for event in recorded.events() if type(event.data) is RunAttempt]) == 1
+    said = recorded.explain()
+    assert "worker-0 was ended by signal 9 (SIGKILL), and is started again; the others go on." in said
+    assert re.search(r"Attempt 2 runs, after .* ps-0 was replaced; 2 workers have stayed\.", said), said
 
 
 def take_away(running: muster.Cluster, worker: str = "worker-1") -> None:

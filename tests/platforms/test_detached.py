@@ -27,7 +27,8 @@ import os, time
 from pathlib import Path
 print("trains on", os.uname().nodename, flush=True)
 time.sleep(2)
-Path(os.environ["MUSTER_RESULTS"], os.environ["RANK"]).write_text("learnt")
+rank = os.environ.get("MUSTER_RANK") or os.environ["HOROVOD_RANK"]
+Path(os.environ["MUSTER_RESULTS"], rank).write_text("learnt")
 """
 PROGRAM = """
 import json, sys, time, muster
@@ -110,8 +111,17 @@ def test_detached_parameter_servers_learn_when_their_session_is_killed(folder: P
     assert float(run.logs("chief-0").rpartition("weight ")[2].split()[0]) == pytest.approx(3, abs=0.3)
 
 
-def test_a_detached_run_on_hosts_outlives_its_session(hosts: Network) -> None:
-    outlives_its_session(platform="hosts", hosts=["h1:1", "h2:1"])
+HOROVODRUN = {"strategy": "horovod", "launcher": "horovodrun"}
+MPIEXEC = {"strategy": "mpi", "mpiexec": "mpiexec.mpich"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, pytest.param(HOROVODRUN, marks=pytest.mark.elsewhere)],
+    ids=["processes", "horovod"],
+)
+def test_a_detached_run_on_hosts_outlives_its_session(hosts: Network, options: dict[str, Any]) -> None:
+    outlives_its_session(platform="hosts", hosts=["h1:1", "h2:1"], **options)
 
 
 def test_a_detached_run_in_containers_outlives_its_session(engine: Podman) -> None:
@@ -119,8 +129,24 @@ def test_a_detached_run_in_containers_outlives_its_session(engine: Podman) -> No
     eventually(lambda: engine.left_behind() == [], "nothing is left", timeout=30)
 
 
-def test_a_detached_run_on_slurm_outlives_its_session(slurm: Engine, muster_home: Path) -> None:
-    outlives_its_session(platform="slurm", nodes="2")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param(
+            MPIEXEC,
+            marks=[
+                pytest.mark.elsewhere,
+                pytest.mark.skipif(not shutil.which(MPIEXEC["mpiexec"]), reason="MPICH is not installed here"),
+            ],
+        ),
+    ],
+    ids=["processes", "mpi"],
+)
+def test_a_detached_run_on_slurm_outlives_its_session(
+    slurm: Engine, muster_home: Path, options: dict[str, Any]
+) -> None:
+    outlives_its_session(platform="slurm", nodes="2", **options)
     eventually(lambda: slurm.jobs() == [], "nothing is left", timeout=20)
     assert not any((muster_home / "slurm").iterdir())
 

@@ -10,14 +10,11 @@ from typing import Any
 
 import muster
 import pytest
-from muster.events import RunAttempt
-from muster.records import runs
 
-from tests.cluster.test_restarts_alone import COORDINATOR, processes_of, steps_of, times_listening
 from tests.platforms.container_engine import ContainerEngine
 from tests.platforms.containers_podman import Podman
 from tests.platforms.hosts_network import Network
-from tests.platforms.recovering import kill_process, recovers, take_away
+from tests.platforms.recovering import recovers, servers_recover, take_away
 from tests.platforms.slurm_engine import Engine
 from tests.support import QUICK_KERAS, eventually
 
@@ -110,29 +107,18 @@ def test_with_a_lost_worker_of_mpi_on_hosts_all_are_launched_anew(hosts: Network
 
 @pytest.mark.elsewhere
 def test_all_start_again_without_a_server_that_is_lost_on_a_host(hosts_with_tensorflow: Network, folder: Path) -> None:
-    """Before that a worker's process is killed, and started again alone."""
-    Path("train.py").write_text(COORDINATOR)
-    Path("waits").touch()
-    running: muster.Cluster = muster.run_cluster(
-        1, n_ps=1, worker_script="train.py", wait=False, restarts=2, dashboard=False, platform="hosts",
-        hosts=["h1:2", "h2:1"], env={"KEPT": "/home/checkpoints", "WAITS_UNTIL": "1"}, **WITH_TENSORFLOW,
-    ).cluster  # fmt: skip
-    recorded = runs.Run(running.run_dir)
-    try:
-        eventually(lambda: steps_of(recorded) >= 20, "the first steps", timeout=120)
-        kill_process(running, "worker-0", processes_of(recorded, "worker-0")[0])
-        eventually(lambda: times_listening(recorded, "worker-0") > 1, "the worker is back", timeout=120)
-        came_to = steps_of(recorded)
-        eventually(lambda: steps_of(recorded) >= came_to + 20, "it goes on", timeout=60)
-        take_away(running, "ps-0")
-        running.wait()
-    finally:
-        running.stop()
-    log = recorded.logs("chief-0")
-    assert int(log.rpartition("attempt 2 goes on after ")[2].split()[0]) >= came_to
-    assert float(log.rpartition("weight ")[2].split()[0]) == pytest.approx(3, abs=0.3)
-    assert len([event for event in recorded.events() if type(event.data) is RunAttempt]) == 1
-    assert "worker-0 was ended by signal 9 (SIGKILL), and is started again; the others go on." in recorded.explain()
+    servers_recover(
+        lambda running: take_away(running, "ps-0"), platform="hosts", hosts=["h1:2", "h2:1"],
+        env={"KEPT": "/home/checkpoints"}, **WITH_TENSORFLOW,
+    )  # fmt: skip
+
+
+@pytest.mark.elsewhere
+def test_all_start_again_without_a_server_whose_task_of_slurms_is_told_to_end(slurm: Engine, folder: Path) -> None:
+    servers_recover(
+        lambda running: take_away(running, "ps-0"), platform="slurm", nodes="2", env={"KEPT": str(folder.parent)},
+        **WITH_TENSORFLOW,
+    )  # fmt: skip
 
 
 def test_with_a_node_of_slurms_that_is_lost_all_of_its_job_is_launched_anew(slurm: Engine, folder: Path) -> None:
@@ -157,11 +143,15 @@ def test_with_a_node_of_slurms_that_is_lost_all_of_its_job_is_launched_anew(slur
     [
         {},
         pytest.param({"strategy": "horovod", **WITH_TENSORFLOW}, marks=[pytest.mark.elsewhere, pytest.mark.horovod]),
-        pytest.param(
-            {"strategy": "mpi", "mpiexec": OPEN_MPI, "are_all_new": True}, marks=[pytest.mark.elsewhere, needs_open_mpi]
+        *(
+            pytest.param(
+                {"strategy": "mpi", "mpiexec": name, "are_all_new": True},
+                marks=[pytest.mark.elsewhere, pytest.mark.skipif(not shutil.which(name), reason=f"no {name} here")],
+            )
+            for name in (OPEN_MPI, "mpiexec.mpich")
         ),
     ],
-    ids=["processes", "horovod", "mpi"],
+    ids=["processes", "horovod", "mpi by openmpi", "mpi by mpich"],
 )
 def test_a_task_of_slurms_that_is_told_to_end_is_replaced(slurm: Engine, folder: Path, options: dict[str, Any]) -> None:
     recovers(take_away, platform="slurm", nodes="2", env={"KEPT": str(folder.parent)}, **options)

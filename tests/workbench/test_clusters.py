@@ -22,6 +22,7 @@ from muster.run.arrival import Arrival
 from muster.run.cluster import Cluster
 
 from tests.plain import Plain
+from tests.platforms.recovering import recovers
 from tests.serve.service import Service
 from tests.support import environment, eventually
 from tests.workbench.scripted import ScriptedWorkbench
@@ -134,6 +135,15 @@ def test_a_worker_that_somebody_else_stops_is_named(workbench_session: Workbench
     WorkbenchPlatform().stop([cluster.status[1].id])
     with pytest.raises(WorkerLost, match="worker-1 was taken away: the platform says it has stopped"):
         cluster.wait(30)
+    assert_nothing_left(workbench_session)
+
+
+@pytest.mark.slow
+def test_a_worker_that_somebody_else_stops_is_replaced(
+    workbench_session: WorkbenchSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recovers(lambda running: WorkbenchPlatform().stop([running.status[1].id]), platform="workbench")
     assert_nothing_left(workbench_session)
 
 

@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -145,9 +145,9 @@ class Endpoint:
         self._end_lease(worker)
 
     @property
-    def connected(self) -> frozenset[str]:
-        """Names of the workers whose agents are connected."""
-        return frozenset(self._connected)
+    def connected(self) -> Set[str]:
+        """Names of the workers whose agents are connected at any moment: a copy would take long where they are many."""
+        return self._connected
 
     def send(self, worker: str, message: tuple[Any, ...]) -> bool:
         """Send a message to a worker's agent, at once or when it is back; return False if it is gone for good."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -65,8 +65,8 @@ class AgentPool:
     # -- orders -------------------------------------------------------------------------------------------------------
 
     @property
-    def connected(self) -> frozenset[str]:
-        """Names of the workers whose agents are connected."""
+    def connected(self) -> Set[str]:
+        """Names of the workers whose agents are connected at any moment."""
         return self.endpoint.connected
 
     def send(self, worker: str, message: tuple[Any, ...]) -> bool:

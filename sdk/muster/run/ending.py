@@ -76,7 +76,7 @@ class Ending:
         deadline = clock.now() + COLLECT_SECONDS
         while is_told() and clock.now() < deadline:
             await self._state.wait_while(is_told, HANG_UP_SECONDS)
-        for name in sorted(self._pool.connected.intersection(self._state.members)):
+        for name in sorted(self._pool.connected & self._state.members.keys()):
             text = f"What {name} printed last may be missing: its agent has not said that this was all."
             self._state.emit(events.Note(text))
 
@@ -105,8 +105,9 @@ class Ending:
         except Exception as error:  # foreign code, and the error that ended the run is the one that counts
             self._state.emit(events.Note(f"The platform did not release the workers as it should: {error}"))
             logger.warning("the platform did not release the workers as it should: %r", error)
+        ended = clock.wall_time()
         for name in self._state.workers:
-            self._state.move(name, Status.STOPPED, finished_at=clock.wall_time())
+            self._state.move(name, Status.STOPPED, finished_at=ended)
 
     async def _stop_launcher(self, deadline: float) -> None:
         remaining = deadline - clock.now()
@@ -117,8 +118,12 @@ class Ending:
     async def _stop_those_of(self, workers: Collection[str], deadline: float) -> None:
         """End all processes of these workers, with a time of grace unless the end is urgent."""
 
+        not_over = list(workers)
+
         def are_running() -> bool:  # as far as is known: processes of a lost agent are gone too
-            return self._state.has_running(self._pool.connected.intersection(workers))
+            while not_over and self._state.is_over(not_over[-1]):  # once each: else the end of many would be quadratic
+                not_over.pop()
+            return any(name in self._pool.connected and self._state.runs(name) for name in reversed(not_over))
 
         grace = max(deadline - clock.now(), LEAST_GRACE)
         left = list(workers)

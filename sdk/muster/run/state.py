@@ -642,7 +642,7 @@ class RunState:
         """Move a worker to this status; ignored where that would be a step back."""
         before = self.workers[name]
         after = before.moved(status, **changes)
-        if after != before:
+        if after is not before and after != before:
             self.workers[name] = after
             news = {key: value for key, value in changes.items() if not key.endswith("_at")}
             self.emit(events.WorkerState(status=str(after.status), **news), name)

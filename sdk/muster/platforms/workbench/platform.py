@@ -233,6 +233,8 @@ def _find_client() -> WorkbenchClient:
 
 def _prepare(spec: WorkerSpec) -> None:
     """Make the log's folder and write the agent's config. Raises LaunchRefused."""
+    if spec.generation:
+        remove_folder(spec.scratch)  # the worker that it replaces has left it, if that ran on this machine
     try:
         spec.log.parent.mkdir(parents=True, exist_ok=True)
         agent_files.write_config(spec)
