@@ -380,3 +380,11 @@ def test_workers_whose_image_is_there_start_after_those_that_waited_for_it(
     platform.submit([run.spec("worker-1")], "finds it")
     eventually(lambda: len(seen) == 2, "both have started")
     assert seen == [1, 1]
+
+
+def test_a_container_that_was_killed_after_it_was_told_to_stop_says_how_long_it_had() -> None:
+    engine: Any = SimpleNamespace(product="Docker")
+    state = {"ExitCode": 137, "FinishedAt": "2026-01-02T03:04:15Z"}
+    told = states._unsaid(engine, Worker("muster-run-worker-0", "worker-0"), state, None, 1767323045.0)
+    assert "told to stop by somebody (docker stop, at " in told["reason"]
+    assert told["reason"].endswith("), and was killed 10 s later, as it had not ended by then.")
