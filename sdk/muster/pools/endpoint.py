@@ -146,7 +146,7 @@ class Endpoint:
 
     @property
     def connected(self) -> Set[str]:
-        """Names of the workers whose agents are connected at any moment: a copy would take long where they are many."""
+        """Names of the workers whose agents are connected: a live view, which changes as agents come and go."""
         return self._connected
 
     def send(self, worker: str, message: tuple[Any, ...]) -> bool:

@@ -66,7 +66,7 @@ class AgentPool:
 
     @property
     def connected(self) -> Set[str]:
-        """Names of the workers whose agents are connected at any moment."""
+        """Names of the workers whose agents are connected: a live view, which changes as agents come and go."""
         return self.endpoint.connected
 
     def send(self, worker: str, message: tuple[Any, ...]) -> bool:
