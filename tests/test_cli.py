@@ -367,6 +367,7 @@ class TestRun:
         assert "a longer --timeout" in result.stderr  # whatever it was that took too long
         assert "a longer --timeout" in muster("explain").stdout
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("number", "said"),
         [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "by SIGTERM"), (signal.SIGHUP, "by SIGHUP")],
@@ -960,6 +961,7 @@ def test_clean_has_the_options_of_platforms_alone() -> None:
     assert "No hosts are given.\nTry: --hosts" in done.output + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
 def test_a_process_without_standard_streams_runs_as_any_other(closed: str, tmp_path: Path) -> None:
     (tmp_path / "works.py").write_text("print('here')\n")

@@ -158,6 +158,7 @@ class Full(LocalPlatform):
         return super().submit(specs, run_key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "options", "lost", "rank", "size"),
     [
@@ -307,6 +308,7 @@ def test_what_an_earlier_attempt_returned_is_no_result(here: Path) -> None:
     assert list(map(str, cluster.result.values)) == ["second", "second"]
 
 
+@pytest.mark.slow
 def test_the_time_of_a_run_is_that_of_its_training_in_all_attempts(here: Path) -> None:
     (here / "train.py").write_text(
         "import os, time\nfrom muster.training import report\n"
