@@ -25,9 +25,10 @@ from muster.job import Resources
 from muster.platforms.base import Platform
 from muster.platforms.kept import KeptPlatform, kept_for
 from muster.records.result import Result
+from muster.run.checked import CheckedRun
 from muster.run.cluster import Cluster, running_clusters
 from muster.run.misnamed import refuse_misnamed
-from muster.run.request import CheckedRun, RunRequest
+from muster.run.request import RunRequest
 from muster.runtime import interrupts
 from muster.runtime.echo import without_echo
 from muster.strategies.base import Strategy

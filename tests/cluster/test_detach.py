@@ -27,7 +27,8 @@ from muster.platforms.local import LocalPlatform
 from muster.records import control, lookup, sessions
 from muster.records.runs import Run
 from muster.run import controller
-from muster.run.request import RunRequest, check
+from muster.run.check import check
+from muster.run.request import RunRequest
 from muster.text.arguments import ArgumentText
 
 from tests.support import IMPORT_PATH, eventually

@@ -33,7 +33,8 @@ from muster.platforms.local import LocalPlatform
 from muster.records import folders, lookup
 from muster.records.runs import Run
 from muster.run.attempts import Attempts, RestartPolicy
-from muster.run.request import RunRequest, check
+from muster.run.check import check
+from muster.run.request import RunRequest
 
 from tests.platforms.isolated import Isolated
 from tests.support import IMPORT_PATH, eventually, needs_horovod
