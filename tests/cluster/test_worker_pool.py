@@ -20,9 +20,9 @@ import muster
 import psutil
 import pytest
 from muster.agent import linux
-from muster.api import ClusterAddress
 from muster.errors import JobError, LaunchRefused, RunStopped, ScriptFailed, WorkerOutOfMemory
 from muster.platforms.guard_process import GuardProcess
+from muster.run.address import ClusterAddress
 from muster.strategies.mpi import MPI
 from muster.worker_pool import Pool
 
