@@ -29,7 +29,7 @@ from muster.platforms.containers.images import own_folders, tiny_image
 from muster.platforms.containers.platform import ContainersPlatform
 from muster.platforms.containers.refusals import asking
 from muster.platforms.containers.volumes import binds
-from muster.run import silence
+from muster.run import exchange, silence
 
 from tests.platforms import containers_docker
 from tests.platforms.container_engine import ContainerEngine
@@ -272,6 +272,7 @@ def test_a_container_that_is_paused_is_told_of_until_it_goes_on_and_ends_with_it
     either_engine: ContainerEngine, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(silence, "LOOK_SECONDS", 0.1)  # each worker is looked at every second
+    monkeypatch.setattr(exchange, "ALIVE_SECONDS", 1.0)
     (project / "train.py").write_text(ENDLESS)
     running = run("train.py", wait=False)
     for worker in ("worker-0", "worker-1"):

@@ -232,16 +232,16 @@ def test_a_host_that_is_cut_off_is_named_when_its_lease_ends_and_nothing_is_left
 
 
 def test_an_agent_that_is_suspended_on_a_host_is_told_of_until_it_goes_on(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+    start: Start, hosts: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(silence, "LOOK_SECONDS", 0.1)  # each worker is looked at every second
     cluster = start()
     seen = (event.data for event in muster.open_run().events() if event.worker == "worker-1")
     (agent,) = (data.pid for data in seen if isinstance(data, WorkerReady) and data.pid)
-    os.kill(agent, signal.SIGSTOP)
+    hosts.hosts["h2"].run(f"kill -STOP {agent}")
     said = r"worker-1 has not answered for .* Its agent is suspended, by SIGSTOP or a debugger\."
     eventually(lambda: re.search(said, cluster.explain()), "it is told")
-    os.kill(agent, signal.SIGCONT)
+    hosts.hosts["h2"].run(f"kill -CONT {agent}")
     eventually(lambda: "has not answered" not in cluster.explain(), "it is told no more")
 
 
