@@ -33,7 +33,8 @@ from muster.platforms.local import LocalPlatform
 from muster.records import folders, lookup
 from muster.records.runs import Run
 from muster.run.attempts import Attempts, RestartPolicy
-from muster.run.request import RunRequest, check
+from muster.run.check import check
+from muster.run.request import RunRequest
 
 from tests.platforms.isolated import Isolated
 from tests.support import IMPORT_PATH, eventually, needs_horovod
@@ -158,6 +159,7 @@ class Full(LocalPlatform):
         return super().submit(specs, run_key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "options", "lost", "rank", "size"),
     [
@@ -307,6 +309,7 @@ def test_what_an_earlier_attempt_returned_is_no_result(here: Path) -> None:
     assert list(map(str, cluster.result.values)) == ["second", "second"]
 
 
+@pytest.mark.slow
 def test_the_time_of_a_run_is_that_of_its_training_in_all_attempts(here: Path) -> None:
     (here / "train.py").write_text(
         "import os, time\nfrom muster.training import report\n"

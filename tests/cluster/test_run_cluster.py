@@ -22,13 +22,13 @@ from typing import Any
 
 import muster
 import pytest
-from muster.api import ClusterAddress
 from muster.checks.script import make_script
 from muster.errors import JobError, RunStalled, RunStopped, ScriptFailed
 from muster.events import Event
 from muster.job import Job, Status
 from muster.platforms.local import LocalPlatform
 from muster.run import ending
+from muster.run.address import ClusterAddress
 from muster.run.cluster import Cluster
 from muster.run.request import AT_ONCE
 

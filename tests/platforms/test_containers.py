@@ -440,6 +440,7 @@ def docker_with_small_disk() -> ContainerEngine:
     return containers_docker.Docker(root, disk="24m")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [podman_with_small_disk, docker_with_small_disk])
 def test_the_disk_of_the_engine_is_full(
     start: Callable[[], ContainerEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -21,8 +21,10 @@ from muster.failure.causes import Failure, FailureKind
 from muster.job import EndCause, Limits, Script, WorkerSpec
 from muster.records.runs import Run
 from muster.run.attempts import BY_ITSELF, CAUSES, Attempts, RestartPolicy
+from muster.run.check import check
+from muster.run.checked import CheckedRun
 from muster.run.execution import Execution
-from muster.run.request import CheckedRun, RunRequest, check
+from muster.run.request import RunRequest
 from muster.testing import ScriptedPlatform, ScriptedWorker, SimulatedLoop
 
 from tests.simulated.executing import finish, recorded

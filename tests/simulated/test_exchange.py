@@ -18,11 +18,11 @@ from muster.job import Script
 from muster.platforms.base import Storage
 from muster.records.runs import Run
 from muster.run import exchange
+from muster.run.checked import CheckedRun
 from muster.run.exchange import Sending
 from muster.run.execution import Execution
 from muster.run.orchestrator import Orchestrator
 from muster.run.project import Contents, write_list
-from muster.run.request import CheckedRun
 from muster.run.worker_log import WorkerLog
 from muster.testing import ScriptedPlatform, SimulatedLoop
 

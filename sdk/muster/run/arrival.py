@@ -8,7 +8,7 @@ import logging
 from muster.errors import PlatformError
 from muster.pools.leases import LeaseHeld
 from muster.pools.pool import AgentPool
-from muster.run.request import RunContext
+from muster.run.context import RunContext
 from muster.run.state import RunState
 from muster.run.watch import PlatformWatch
 from muster.runtime import clock

@@ -26,8 +26,10 @@ from muster.job import Job, Plan, Workers
 from muster.options.values import plain_seconds
 from muster.platforms.base import Platform
 from muster.records.result import Result
+from muster.run.check import check
+from muster.run.checked import CheckedRun
 from muster.run.execution import Execution
-from muster.run.request import AT_ONCE, CheckedRun, RunRequest, check
+from muster.run.request import AT_ONCE, RunRequest
 from muster.runtime import interrupts
 from muster.runtime.background import on_background_thread, result_of
 from muster.runtime.forks import in_forked_children

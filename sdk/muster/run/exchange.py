@@ -24,9 +24,9 @@ from muster.platforms.agents import default_log_cap
 from muster.pools.endpoint import Endpoint
 from muster.records.folders import TENSORBOARD
 from muster.records.result import SUFFIXES
+from muster.run.context import RunContext
 from muster.run.files import FileFailed, Transfers, gather_or_cancel
 from muster.run.project import ProjectSync, read_contents, write_list
-from muster.run.request import RunContext
 from muster.run.worker_log import WorkerLog
 from muster.runtime import clock
 from muster.runtime.background import in_thread

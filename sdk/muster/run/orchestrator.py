@@ -24,12 +24,13 @@ from muster.job import Plan, Process, Status
 from muster.platforms.base import Storage
 from muster.pools.pool import AgentPool
 from muster.run.arrival import Arrival
+from muster.run.context import RunContext
 from muster.run.copying import copy
 from muster.run.ending import Ending
 from muster.run.launcher import RunLauncher
 from muster.run.logins import with_reachable_sshd
 from muster.run.milestones import Milestones
-from muster.run.request import AT_ONCE, RunContext
+from muster.run.request import AT_ONCE
 from muster.run.settling import SETTLE_SECONDS, Settling
 from muster.run.silence import SilenceWatch
 from muster.run.state import RunState, Source

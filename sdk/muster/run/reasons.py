@@ -10,7 +10,7 @@ from muster.failure import causes, diagnosis
 from muster.failure.causes import Failure
 from muster.failure.waiting import find_blocker
 from muster.job import Plan
-from muster.run.request import RunContext
+from muster.run.context import RunContext
 from muster.run.state import RunState, Source
 from muster.runtime import clock
 from muster.runtime.background import in_thread
