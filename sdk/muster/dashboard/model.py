@@ -131,7 +131,7 @@ class RunView:
 
     @property
     def silences(self) -> list[str]:
-        """What is to be said of silent workers, of so many that there is room for it."""
+        """Texts about the workers that do not go on: on the first of them, and on how many more there are."""
         named = [
             f"{self.workers[name].name} {self.silence_of(self.workers[name])}" for name in [*self.silent][:MAX_WAITS]
         ]
