@@ -29,8 +29,8 @@ def shown() -> io.StringIO:
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: io.StringIO) -> Iterator[muster.Cluster]:
     monkeypatch.setattr(silence, "LOOK_SECONDS", 0.1)  # each worker is looked at every second
     (tmp_path / "sleeps.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(600)\n")
-    options: dict[str, Any] = {"strategy": Plain(), "dashboard": False, "wait": False, "observers": [PlainDashboard(shown)]}
-    cluster = muster.run_cluster(2, worker_script=str(tmp_path / "sleeps.py"), **options).cluster
+    options: dict[str, Any] = {"strategy": Plain(), "dashboard": False, "observers": [PlainDashboard(shown)]}
+    cluster = muster.run_cluster(2, worker_script=tmp_path / "sleeps.py", wait=False, **options).cluster
     try:
         eventually(lambda: all("here" in cluster.logs(f"worker-{number}") for number in range(2)), "it trains")
         yield cluster
