@@ -7,6 +7,7 @@ import gc
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import socket
@@ -28,6 +29,7 @@ from muster.platforms.containers.images import own_folders, tiny_image
 from muster.platforms.containers.platform import ContainersPlatform
 from muster.platforms.containers.refusals import asking
 from muster.platforms.containers.volumes import binds
+from muster.run import exchange, silence
 
 from tests.platforms import containers_docker
 from tests.platforms.container_engine import ContainerEngine
@@ -264,6 +266,27 @@ def test_scripts_save_before_a_container_that_is_stopped_is_killed(
     words = r"worker-1 was taken away: Its container was told to stop by somebody \((docker|podman) stop, at [\d:]{8}\)"
     with pytest.raises(WorkerLost, match=rf"{words}, and was killed \d+ s later, as it had not ended by then\."):
         running.wait()
+
+
+def test_a_container_that_is_paused_is_told_of_until_it_goes_on_and_ends_with_its_run(
+    either_engine: ContainerEngine, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(silence, "LOOK_SECONDS", 0.1)  # each worker is looked at every second
+    monkeypatch.setattr(exchange, "ALIVE_SECONDS", 1.0)
+    (project / "train.py").write_text(ENDLESS)
+    running = run("train.py", wait=False)
+    for worker in ("worker-0", "worker-1"):
+        has_started(running, worker)
+    (name,) = (name for name in either_engine.containers() if name.endswith("worker-1"))
+    tool = type(either_engine).__name__.lower()
+    said = rf"worker-1 has not answered for .* Its container is paused; `{tool} unpause {name}` lets it go on\."
+    either_engine.run("pause", name)
+    eventually(lambda: re.search(said, running.explain()), "it is told")
+    either_engine.run("unpause", name)
+    eventually(lambda: "has not answered" not in running.explain(), "it is told no more")
+    either_engine.run("pause", name)
+    running.stop()
+    eventually(lambda: either_engine.left_behind() == [], "nothing is left", timeout=30)
 
 
 def test_a_container_that_is_removed_is_named(either_engine: ContainerEngine, project: Path) -> None:

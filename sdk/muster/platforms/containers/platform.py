@@ -290,6 +290,10 @@ class ContainersPlatform(Platform):
         state = entry.get("State", "")
         if state == "running" and worker.running_at is None:
             worker = states.running(engine, worker)
+        if state == "paused" or worker.reason:
+            worker = replace(
+                worker, reason=states.PAUSED.format(engine.product.lower(), worker.id) if state == "paused" else None
+            )
         if state in ("exited", "dead", "stopped"):
             return states.ended(engine, worker, self.image, worker.id in self._told_to_stop)
         if worker.id not in self._told_to_stop:
