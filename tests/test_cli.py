@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ from muster.text.arguments import Argument, ArgumentText
 from muster.text.cleaning import clean
 
 from tests.dashboard.recording import TRAINING
-from tests.support import CLI, needs_horovod
+from tests.support import CLI, environment, needs_horovod
 
 
 @pytest.fixture(autouse=True)
@@ -628,28 +629,40 @@ class TestLogs:
 
         assert followed.stdout == "first\nsecond\n"
 
+    @pytest.mark.parametrize("option", [(), ("--tail", "1")])
+    def test_a_log_may_be_larger_than_the_memory(self, option: tuple[str, ...]) -> None:
+        """A script can make it as large as it likes without writing anything."""
+        with (recorded().run_dir / "logs" / "worker-1.log").open("w") as file:
+            file.truncate(1 << 29)
+            file.seek(0, os.SEEK_END)
+            file.write("\nend\n")
+        shell = "ulimit -v 500000; exec {} -m muster logs last worker-1 {} | tail -c 4"
+        command = ["sh", "-c", shell.format(sys.executable, " ".join(option))]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+        assert (done.stdout, done.stderr) == ("end\n", "")
+
     def test_following_survives_that_the_log_is_moved_and_begun_anew(self, tmp_path: Path) -> None:
         log = tmp_path / "worker-0.log"
         tail = Tail(log)
-        assert tail.read() == []
+        assert [*chain(*tail.pieces())] == []
         log.write_bytes(b"1\n2\n")
-        assert tail.read() == [b"1", b"2"]
+        assert [*chain(*tail.pieces())] == [b"1", b"2"]
         (tmp_path / "worker-0.log.1").write_bytes(b"1\n2\n3\nunfini")
         log.write_bytes(b"sh\n")
 
-        assert tail.read() == [b"3", b"unfinish"]
+        assert [*chain(*tail.pieces())] == [b"3", b"unfinish"]
         log.write_bytes(b"sh\nend")
-        assert tail.read() == []
-        assert tail.read(at_end=True) == [b"end"]
+        assert [*chain(*tail.pieces())] == []
+        assert [*chain(*tail.pieces(at_end=True))] == [b"end"]
 
     def test_following_survives_that_the_new_log_has_grown_past_the_old_one(self, tmp_path: Path) -> None:
         log = tmp_path / "worker-0.log"
         tail = Tail(log)
         log.write_bytes(b"1\n2\n")
-        assert tail.read() == [b"1", b"2"]
+        assert [*chain(*tail.pieces())] == [b"1", b"2"]
         (tmp_path / "worker-0.log.1").write_bytes(b"1\n2\n3\n")
         log.write_bytes(b"4\n5\n6\n7\n")
-        assert tail.read() == [b"3", b"4", b"5", b"6", b"7"]
+        assert [*chain(*tail.pieces())] == [b"3", b"4", b"5", b"6", b"7"]
 
 
 @pytest.mark.slow

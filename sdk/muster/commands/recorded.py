@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +31,7 @@ from muster.runtime.echo import without_echo
 from muster.runtime.outlet import takes_escapes
 from muster.text.arguments import ArgumentText
 from muster.text.cleaning import clean
-from muster.text.reading import Appended
+from muster.text.reading import LONGEST_LINE, Appended
 from muster.text.shown import duration
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
     from muster.events import Event
 
+BYTES_AT_ONCE = 1 << 22  # of a log
 LINES_AT_ONCE = 1000  # as each print takes its time
 POLL_SECONDS = 0.2
 SHOWN_RUNS = 30
@@ -336,15 +340,16 @@ def logs(run: str, worker: str | None, follow: bool, tail: int | None) -> None:
     while True:
         ended = opened.status != "running"  # asked before reading, so that nothing written before the end is missed
         for name in [worker] if worker else [*opened.workers, LAUNCHER_LOG]:
-            lines: list[bytes] = []
+            news: Iterable[list[bytes]] = ()
             is_new = name not in tails
             if is_new:
-                for older in opened.log_files(name)[:-1]:
-                    lines += Appended(older).read().splitlines()
+                news = chain.from_iterable(Tail(older).pieces(at_end=True) for older in opened.log_files(name)[:-1])
                 tails[name] = Tail(opened.log_path(name))
-            lines += tails[name].read(at_end=ended or not follow)
-            skipped = max(len(lines) - tail, 0) if is_new and tail is not None else 0
-            _print_lines(lines[skipped:], None if worker else name)
+            news = chain(news, tails[name].pieces(at_end=ended or not follow))
+            if is_new and tail is not None:
+                news = [[*deque(chain.from_iterable(news), tail)]]
+            for lines in news:
+                _print_lines(lines, None if worker else name)
         if ended or not follow:
             return
         time.sleep(POLL_SECONDS)
@@ -379,17 +384,27 @@ def _shown(line: str) -> list[str]:
 
 
 class Tail:
-    """Reads the lines that are appended to a log."""
+    """Reads the lines that are appended to a log, which may be larger than the memory, and be one line."""
 
     def __init__(self, path: Path) -> None:
-        self._appended = Appended(path)
+        self._path = path
+        self._appended = Appended(path, at_once=BYTES_AT_ONCE)
         self._unfinished = b""
 
-    def read(self, *, at_end: bool = False) -> list[bytes]:
-        """Return the lines completed since the last call; if ``at_end``, also a last line without a newline."""
-        lines = (self._unfinished + self._appended.read()).split(b"\n")
-        self._unfinished = lines.pop()
+    def pieces(self, *, at_end: bool = False) -> Iterator[list[bytes]]:
+        """Yield the lines completed since the last call, some at a time, but of no more than the log has by now.
+
+        If ``at_end``, also a last line without a newline. Lines of more than ``LONGEST_LINE`` come in parts.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            for _ in range(self._path.stat().st_size // BYTES_AT_ONCE + 1):
+                news = self._appended.read().translate(None, b"\0")  # never shown, and all that there is in a hole
+                lines = (self._unfinished + news).split(b"\n")
+                self._unfinished = lines.pop()
+                if len(self._unfinished) > LONGEST_LINE:
+                    lines.append(self._unfinished)
+                    self._unfinished = b""
+                yield lines
         if at_end and self._unfinished:
-            lines.append(self._unfinished)
+            yield [self._unfinished]
             self._unfinished = b""
-        return lines
