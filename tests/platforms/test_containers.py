@@ -25,6 +25,7 @@ from muster.errors import JobError, LaunchRefused, MusterError, WorkerLost, Work
 from muster.job import Status
 from muster.platforms.containers import platform as module
 from muster.platforms.containers.engine import connect
+from muster.platforms.containers.guard import HOMES, OWNER, homes_of
 from muster.platforms.containers.images import own_folders, tiny_image
 from muster.platforms.containers.platform import ContainersPlatform
 from muster.platforms.containers.refusals import asking
@@ -547,7 +548,19 @@ def test_a_session_and_its_guard_killed_together_are_swept_by_the_next(project: 
     root = Path(__file__).parents[2]
     path = f"{environment()['PYTHONPATH']}{os.pathsep}{root}"
     subprocess.run([sys.executable, "-c", program], env=environment(PYTHONPATH=path), check=False)
-    assert {line.partition(" ")[0] for line in engine.left_behind()} == {"container", "network", "home"}
-    (project / "train.py").write_text("print('done')\n")
-    run("train.py", 1)
+    left = engine.left_behind()
+    assert {line.partition(" ")[0] for line in left} == {"container", "network", "home"}
+    (home,) = (line.removeprefix(f"home {HOMES}") for line in left if line.startswith("home "))
+    label = f"{home}x/kept"  # whoever may use the engine, on another machine perhaps, can give containers any label
+    theirs = homes_of(label)
+    theirs.mkdir(parents=True)
+    other = engine.run("create", "--label", f"{OWNER}={label}", tiny_image(connect(engine.url)), "true").strip()
+    try:
+        (project / "train.py").write_text("print('done')\n")
+        run("train.py", 1)
+        assert theirs.exists()
+        assert engine.run("inspect", "--format", "{{.Id}}", other).strip() == other
+    finally:
+        engine.run("rm", "-f", other)
+        shutil.rmtree(theirs.parent)
     eventually(lambda: engine.left_behind() == [], "nothing is left", timeout=30)

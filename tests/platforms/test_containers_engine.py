@@ -28,7 +28,7 @@ from muster.platforms.containers import platform as module
 from muster.platforms.containers import states, worker
 from muster.platforms.containers.addresses import candidates
 from muster.platforms.containers.engine import connect
-from muster.platforms.containers.guard import containers_with
+from muster.platforms.containers.guard import containers_with, is_left
 from muster.platforms.containers.images import outermost, own_folders, pull, tiny_archive
 from muster.platforms.containers.network import free_subnet
 from muster.platforms.containers.platform import ContainersPlatform
@@ -219,8 +219,18 @@ def test_only_what_is_certainly_left_of_this_users_is_swept() -> None:
     gone = [*mine[:-1], str(int(mine[-1]) + 1)]
     assert is_orphaned(".".join(gone))
     others = [*gone[:2], str(os.getuid() + 1), *gone[3:]]  # this process may not see other users' processes
-    for label in (owner(), ".".join(others), ".".join([*gone[:-2], "a", "b"]), "1.2", ""):
+    endless = ".".join([*gone[:-2], "9" * 5000, "1"])  # which Python makes no number of
+    for label in (owner(), ".".join(others), ".".join([*gone[:-2], "a", "b"]), endless, "1.2", ""):
         assert not is_orphaned(label)
+
+
+@pytest.mark.parametrize("suffix", ["0123abcd/kept", "/kept", "*", "", "0123abcd\n", "0123ABCD"])
+def test_a_label_that_is_no_session_s_is_nobody_s_and_names_no_folder(suffix: str) -> None:
+    """Whoever may use the engine, on another machine perhaps, can give containers any label."""
+    mine = owner().split(".")
+    gone = ".".join([*mine[:-1], str(int(mine[-1]) + 1)])
+    assert is_left(f"{gone}.0123abcd")
+    assert not is_left(f"{gone}.{suffix}")
 
 
 @pytest.mark.parametrize(

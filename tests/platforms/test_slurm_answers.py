@@ -785,6 +785,19 @@ def test_what_a_session_has_left_that_was_killed_with_its_guard_goes_with_the_ne
     assert sorted((muster_home / "slurm").iterdir()) == [folders[0], folders[3]]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make folders of somebody else")
+def test_in_a_folder_that_several_users_share_nobody_chooses_what_another_cancels(tmp_path: Path) -> None:
+    """The names of jobs that are cancelled are those of folders."""
+    boot, *words, _, _ = owner().split(".")
+    killed = json.dumps({"process": ".".join([boot, *words, "4194305", "1"]), "host": HOST})
+    write_private(tmp_path / "mine" / "owner.json", killed)
+    theirs = tmp_path / "run,another-job-of-mine"
+    theirs.mkdir()
+    (theirs / "owner.json").symlink_to(tmp_path / "mine" / "owner.json")
+    os.chown(theirs, 1, 1)
+    assert slurm_site.left_behind(str(tmp_path), [])["folders"] == [str(tmp_path / "mine")]
+
+
 def test_a_job_that_another_process_left_is_known_for_as_long_as_its_file_is_there(tmp_path: Path) -> None:
     facts = {"job": "7", "names": ["worker-0"], "logs": ["log"], "parts": [1], "is_step": False}
     (tmp_path / "job.json").write_text(json.dumps(facts))

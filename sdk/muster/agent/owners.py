@@ -1,9 +1,12 @@
 """Labels of processes, by which others find out whether the owner of a job, container or folder has ended."""
 
 import os
+import re
 import socket
 
 from . import linux
+
+NUMBER = re.compile(r"[0-9]{1,20}\Z")
 
 
 def owner() -> str:
@@ -15,9 +18,12 @@ def owner() -> str:
 
 
 def is_orphaned(label: str) -> bool:
-    """Return whether the process with this label from ``owner()`` has ended for certain; False if it cannot be seen."""
+    """Return whether the process with this label from ``owner()`` has ended for certain; False if it cannot be seen.
+
+    The label may be anything, as others can label containers and pods.
+    """
     mine, theirs = owner().split("."), label.split(".")
-    if len(theirs) != len(mine) or theirs[:3] != mine[:3] or not all(word.isdecimal() for word in theirs[3:]):
+    if len(theirs) != len(mine) or theirs[:3] != mine[:3] or not all(map(NUMBER.match, theirs[3:])):
         return False
     return not linux.is_running(int(theirs[3]), int(theirs[4]))
 

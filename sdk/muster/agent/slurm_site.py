@@ -274,10 +274,11 @@ def left_behind(around: str, labels: "list[str]") -> "dict[str, Any]":
     for name in names:
         path = os.path.join(around, name, OWNER)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            if os.lstat(os.path.dirname(path)).st_uid != os.getuid():  # nor is a pipe in it to be opened
+                continue
             with open(path) as file:
                 facts = json.load(file)
-            is_mine = os.stat(path).st_uid == os.getuid()
-            if is_mine and is_left_behind(str(facts["process"]), str(facts["host"])):
+            if is_left_behind(str(facts["process"]), str(facts["host"])):
                 folders.append(os.path.join(around, name))
     return {"folders": folders, "labels": [label for label in labels if is_orphaned(label)]}
 

@@ -164,6 +164,11 @@ def test_a_sweep_removes_what_is_muster_s_alone_and_holds_up_nothing(fake: Fake)
     fake.otherwise = lambda method, path: listed if method == "GET" else Answer(403, {"message": "cannot delete"})
     platform = KubernetesPlatform()
     platform._sweep(platform._client(), "ml")
+    alive = {**POD, "metadata": {**META, "name": "q", "annotations": {"muster/session": owner()}}}
+    both = Answer(200, {"items": [pod, alive]})  # whoever may make pods can give one the label of another session
+    fake.otherwise = lambda method, path: both if method == "GET" else Answer(200)
+    platform._sweep(platform._client(), "ml")
+    assert not [path for method, path, _ in fake.asked if method == "DELETE" and path.endswith("/q")]
     fake.otherwise = lambda method, path: listed if method == "GET" else Answer(200)
     fake.asked.clear()
     platform._sweep(platform._client(), "ml")

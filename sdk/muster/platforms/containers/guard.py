@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from muster.agent.owners import is_orphaned, owner
 from muster.agent.removal import remove_folder
 from muster.platforms.session_guard import SessionGuard
 from muster.records.scratch import claim, sweep
@@ -35,6 +37,20 @@ def homes_of(label: str) -> Path:
     """Return the path of the folder for the homes of an owner's containers, on a disk rather than in memory."""
     base = "/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir()
     return Path(base, f"{HOMES}{label}")
+
+
+def new_label() -> str:
+    """Return a label for what a platform object of this process makes, which nothing else has."""
+    return f"{owner()}.{secrets.token_hex(4)}"
+
+
+def is_left(label: str) -> bool:
+    """Return whether this is such a label, of a process that has ended for certain.
+
+    Whoever may use the engine can give any label to containers, and paths are made of labels.
+    """
+    process, _, rest = label.rpartition(".")
+    return re.fullmatch("[0-9a-f]{8}", rest) is not None and is_orphaned(process)
 
 
 def remove_orphaned_homes() -> None:

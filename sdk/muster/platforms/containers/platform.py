@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import sys
 import threading
 import time
@@ -12,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from muster.agent.owners import is_orphaned, owner
+from muster.agent.owners import owner
 from muster.errors import PlatformError, PlatformUnsupported, ResourceError
 from muster.job import Resources, Status, Worker, WorkerSpec, at_most
 from muster.options.fields import option
@@ -27,7 +26,9 @@ from muster.platforms.containers.guard import (
     OWNER,
     ContainerGuard,
     containers_with,
+    is_left,
     make_homes,
+    new_label,
     remove_everything,
     remove_orphaned_homes,
 )
@@ -97,7 +98,7 @@ class ContainersPlatform(Platform):
         self._starting = threading.Lock()
         self._is_closed = False
         self.python = "python3" if self.image else ""
-        self._label = _new_label()
+        self._label = new_label()
 
     # -- before a launch ----------------------------------------------------------------------------------------------
 
@@ -383,7 +384,7 @@ class ContainersPlatform(Platform):
         else:
             guard.clean_up(gpus.release_all)
         # What is launched from now on is not that guard's to remove.
-        self._label, self._network, self._has_network, self._homes = _new_label(), None, False, ""
+        self._label, self._network, self._has_network, self._homes = new_label(), None, False, ""
 
     @staticmethod
     def _sweep(engine: Engine) -> None:
@@ -393,14 +394,9 @@ class ContainersPlatform(Platform):
                 *containers_with(engine.client, OWNER), *engine.client.networks(filters={"label": [OWNER]}),
             ]  # fmt: skip
             for label in {(entry.get("Labels") or {}).get(OWNER, "") for entry in found}:
-                if is_orphaned(label.rpartition(".")[0]):
+                if is_left(label):
                     remove_everything(engine.client, label)
         remove_orphaned_homes()
-
-
-def _new_label() -> str:
-    """Return a label for what a platform object of this process makes, which nothing else has."""
-    return f"{owner()}.{secrets.token_hex(4)}"
 
 
 def _check_resources(engine: Engine, wanted: Mapping[str, Resources]) -> None:

@@ -534,10 +534,13 @@ class KubernetesPlatform(Platform):
         """Delete the pods and Secrets of sessions that were killed together with their guards."""
         with asking("The pods could not be listed"):
             listed = client.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=pods.OWNER)["items"]
-            left: dict[str, set[str]] = {}
+            owned: dict[str, list[Any]] = {}
             for pod in listed:
-                if is_orphaned((pod["metadata"].get("annotations") or {}).get(pods.SESSION, "")):
-                    left.setdefault(pod["metadata"]["labels"][pods.OWNER], set()).update(secrets_of(pod))
+                owned.setdefault(pod["metadata"]["labels"][pods.OWNER], []).append(pod)
+            # Whoever may make pods can give one the label of another session: all have to be of one that is gone.
+            left = {
+                label: set().union(*map(secrets_of, all_)) for label, all_ in owned.items() if all(map(_is_left, all_))
+            }
         for facts in notes.left():
             if (facts.get("server"), facts.get("namespace")) == (client.access.server, namespace):
                 left.setdefault(facts["owner"], set()).update(facts["secrets"])
@@ -546,6 +549,11 @@ class KubernetesPlatform(Platform):
                 # Nobody waits for the pods' ends, as a run waits for this.
                 remove_everything(client, namespace, label, names, seconds=0.0)
                 notes.remove(label)
+
+
+def _is_left(pod: Mapping[str, Any]) -> bool:
+    """Return whether the session that has made a pod has ended for certain."""
+    return is_orphaned((pod["metadata"].get("annotations") or {}).get(pods.SESSION, ""))
 
 
 def _no_way(refusal: ApiRefused) -> dict[str, str]:
