@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,31 @@ def test_a_session_that_never_answers_the_first_hello_is_given_up(
         for connection in held:
             connection.close()
     assert lost == ["the session did not answer in time"]
+
+
+@pytest.mark.parametrize("linger", [b"", struct.pack("ii", 1, 0)], ids=["closed", "reset"])
+def test_a_session_that_hangs_up_before_it_has_said_who_it_is_is_dialled_again(
+    loop: Loop, tmp_path: Path, linger: bytes
+) -> None:
+    """As it, or a relay to it, does where strangers hold as many connections as there may be."""
+    context, certificate = server_context(tmp_path, "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            hung_up, _ = listener.accept()
+            hung_up.recv(1)
+            if linger:
+                hung_up.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            hung_up.close()
+            context.wrap_socket(listener.accept()[0], True).close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        agent = link.Link(loop, lambda fields: None, lambda cause: None)
+        agent.dial({"host": "127.0.0.1", "port": listener.getsockname()[1], "certificate": certificate})
+        assert agent.is_open
+        thread.join(20)
+        agent.close()
 
 
 def test_dialling_again_looks_up_no_name(loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

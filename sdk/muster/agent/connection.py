@@ -89,9 +89,10 @@ class Connection:
         """Start TLS with the session that owns this certificate. Raises OSError if another program answers."""
         assert self._socket is not None
         context = _pinned(certificate)
-        plain, self._socket = self._socket, None
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket = context.wrap_socket(plain, do_handshake_on_connect=is_blocking)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = context.wrap_socket(self._socket, do_handshake_on_connect=False)
+        if is_blocking:
+            self._socket.do_handshake()
         self._socket.setblocking(False)
         self._is_secure = is_blocking
         self._loop.on_readable(self._socket, self._receive)

@@ -5,6 +5,7 @@ on. Messages that must not be lost are sent again (``outbox.py``).
 """
 
 import socket
+import ssl
 import time
 
 from . import frames, wire
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
 DIAL_TIMEOUT = 20  # seconds for connecting and for each step of the TLS handshake
+AGAIN_SECONDS = 10.0  # for which the session is dialled again at first, where it hangs up before it has said who it is
+HUNG_UP = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 REDIAL_TIMEOUT = 5.0  # seconds for one more try
 REDIAL_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.0)  # seconds before each try, and the last of them from then on
 OUTPUT_ROOM = 1 << 18  # bytes that may wait to be sent before output is held back
@@ -64,13 +67,24 @@ class Link:
         """
         self._session = session
         address = (session["host"], session["port"])
-        try:
-            plain = connection_to(address, DIAL_TIMEOUT)
-        except OSError as error:
-            raise OSError("it cannot reach the session at {}:{}: {}".format(address[0], address[1], error)) from error
-        self._family, self._peer = plain.family, plain.getpeername()
-        connection = Connection(self._loop, plain, self._receive, self._lose)
-        connection.secure(session["certificate"], is_blocking=True)
+        again_until = time.monotonic() + AGAIN_SECONDS
+        while True:
+            try:
+                plain = connection_to(address, DIAL_TIMEOUT)
+            except OSError as error:
+                raise OSError("it cannot reach the session at {}:{}: {}".format(*address, error)) from error
+            connection = Connection(self._loop, plain, self._receive, self._lose)
+            try:
+                self._family, self._peer = plain.family, plain.getpeername()
+                connection.secure(session["certificate"], is_blocking=True)
+                break
+            except OSError as error:
+                connection.abort()
+                is_another = isinstance(error, ssl.SSLError) and not isinstance(error, HUNG_UP)
+                # Where many connect, strangers perhaps, session and relays hang up on some.
+                if is_another or time.monotonic() > again_until:
+                    raise
+                time.sleep(REDIAL_PAUSES[0])
         self._connection = connection
         if self._lease:
             self._loop.call_every(CHECK_SECONDS, self._check)
