@@ -313,6 +313,7 @@ def test_nothing_is_left_when_the_notebook_is_killed(either_engine: ContainerEng
     )
     notebook = subprocess.Popen([sys.executable, "-c", program], env=environment(), stderr=subprocess.DEVNULL)
     eventually(lambda: len(either_engine.containers()) == 2, "both run", timeout=60)
+    either_engine.run("pause", either_engine.containers()[0])  # which takes no signal
     notebook.send_signal(signal.SIGKILL)
     notebook.wait()
     eventually(lambda: either_engine.left_behind() == [], "nothing is left", timeout=60)
@@ -391,6 +392,9 @@ def test_an_image_without_what_the_strategy_needs(project: Path, engine: Podman)
     (project / "train.py").write_text("print('never')\n")
     with pytest.raises(MusterError, match=r"python3 \(Python 3[.\d]+\) has no tensorflow here"):
         run("train.py", 1, n_ps=1, strategy="parameter_server", image=engine.add_python())
+    told = [event.kind for event in muster.open_run().events()]
+    assert "worker_state" in told
+    assert "process_started" not in told
 
 
 def test_mpi_in_an_image_without_sshd_is_refused_before_its_launcher_starts(engine: Podman, project: Path) -> None:
