@@ -166,20 +166,22 @@ def test_the_engine_limits_cores_and_memory_without_swap(project: Path, either_e
     running.stop()
 
 
-def test_limits_hold_and_an_init_is_first(project: Path, either_engine: ContainerEngine) -> None:
+def test_limits_hold_an_init_is_first_and_this_python_is_read_only(project: Path, either_engine: ContainerEngine) -> None:
     (project / "train.py").write_text(
-        "import os\n"
+        "import os, sys\n"
         "shm = os.statvfs('/dev/shm')\n"
         "print(shm.f_frsize * shm.f_blocks)\n"
         "for path in ('/sys/fs/cgroup/pids/pids.max', '/sys/fs/cgroup/pids.max'):\n"
         "    if os.path.exists(path):\n"
         "        print(open(path).read().strip())\n"
         "print(open('/proc/1/cmdline').read().split(chr(0))[0])\n"
+        "print(os.access(sys.prefix, os.W_OK))\n"
     )
-    shm, processes, first = run("train.py", 1).logs("worker-0").split()
+    shm, processes, first, may_write = run("train.py", 1).logs("worker-0").split()
     assert 0.5e9 <= int(shm) < 0.6e9
     assert processes == "16384"
     assert first.endswith("-init")
+    assert may_write == "False"
 
 
 def test_a_launcher_logs_in_to_containers(project: Path, engine: Podman) -> None:
