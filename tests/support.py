@@ -406,7 +406,7 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 # Matches the command lines of the guard of this machine's workers, of a session's guard, and of a login to a host.
-OWN_PROCESSES = re.compile(r"/agent/__main__\.py guard |-m muster\.platforms\.\S*guard|-o ControlPath=\S+ .*-T -- ")
+OWN_PROCESSES = re.compile(r"/agent/__main__\.py (guard|session) |-o ControlPath=\S+ .*-T -- ")
 
 
 def guards_and_logins() -> dict[int, str]:

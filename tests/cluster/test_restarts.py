@@ -120,7 +120,9 @@ def test_only_the_worker_that_is_lost_is_replaced(here: Path) -> None:
     assert "worker-1" in reason
     notes = [event.data.text for event in recorded.events() if isinstance(event.data, Note)]
     told = [text for text in notes if text.startswith("Attempt")]
-    assert re.fullmatch(r"Attempt 2 runs, after \d+\.\d s\. worker-1 was replaced; 2 workers have stayed\.", told[0])
+    assert re.fullmatch(
+        r"Attempt 2 runs, \d+\.\d s after the failure\. worker-1 was replaced; 2 workers have stayed\.", told[0]
+    )
     again = r"Attempt 2 is at step \d+, as far as the training was: (\d+\.\d) s were lost\."
     (lost,) = [float(match[1]) for match in map(re.compile(again).fullmatch, told[1:]) if match]
     assert result.timings["lost"] == pytest.approx(lost, abs=0.06)

@@ -27,8 +27,7 @@ import os, time
 from pathlib import Path
 print("trains on", os.uname().nodename, flush=True)
 time.sleep(2)
-rank = os.environ.get("MUSTER_RANK") or os.environ["HOROVOD_RANK"]
-Path(os.environ["MUSTER_RESULTS"], rank).write_text("learnt")
+Path(os.environ["MUSTER_RESULTS"], os.environ["MUSTER_RANK"]).write_text("learnt")
 """
 PROGRAM = """
 import json, sys, time, muster

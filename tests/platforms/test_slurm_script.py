@@ -462,7 +462,8 @@ def test_a_task_that_is_to_end_before_its_agent_runs_tells_its_end(
         "    tell(path, **news)\n"
         "    'node' in news and len(sys.argv) > 2 and os.kill(os.getpid(), signal.SIGTERM)\n"
         "bootstrap.tell = tell_and_be_told\n"
-        "bootstrap.become_worker(unpacked, 'muster-agent-', sys.argv[1], '127.0.0.1')\n"
+        "packed = open(os.path.join(sys.argv[1], bootstrap.PACKED), 'rb').read()\n"
+        "bootstrap.become_worker(unpacked, packed, 'muster-agent-', sys.argv[1], '127.0.0.1')\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path), *(["signal"] if "signal" in end else [])]
     assert subprocess.run(command, env={**os.environ, "SLURM_PROCID": "0"}, timeout=50).returncode == 1

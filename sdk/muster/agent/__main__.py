@@ -1,8 +1,9 @@
 """Entry point of the agent's programs: ``python -I -S .../agent/__main__.py ROLE ARGUMENT``.
 
 Roles: ``guard`` (argument: descriptor of the socket to the platform), ``worker`` (path of its config), ``pool`` (the
-worker's address) and ``entry`` (path of the agent's socket). The folder of this file is imported as a package by
-itself, without the rest of Muster and without site-packages: that is quick, and works in any interpreter.
+worker's address), ``entry`` (path of the agent's socket) and ``session`` (module that cleans up after a session). The
+folder of this file is imported as a package by itself, without the rest of Muster and without site-packages: that is
+quick, and works in any interpreter.
 
 ``template`` (descriptor of the socket to the guard; other arguments follow) has site-packages, and ranks are forks of
 it: there the package is imported under a name that no module of a script has.
@@ -30,6 +31,8 @@ def main() -> None:
         from agent.entry import main as start  # type: ignore[import-not-found]
     elif role == "worker":
         from agent.worker import main as start  # type: ignore[import-not-found]
+    elif role == "session":
+        from agent.session_end import main as start  # type: ignore[import-not-found]
     elif role == "pool":
         from agent.worker_guard import main as start  # type: ignore[import-not-found]
     else:

@@ -15,7 +15,6 @@ from . import fields, frames, linux, notice, wire
 from .cgroup import MemoryKills
 from .environment import resolved, worker_environment
 from .files import Files
-from .gpus import GpuMeter
 from .launcher import LauncherHere
 from .leftovers import kill_descendants
 from .link import Link
@@ -26,10 +25,8 @@ from .package import PROGRAM, program
 from .places import is_symbolic, resolve, symbol
 from .ports import PortHold, hold_ports
 from .processes import Child, Children, cannot_start, outcome_of
-from .ranks import Ranks
 from .report_socket import ReportSocket
 from .scratch import remove_scratch
-from .sshd import Sshd
 from .stacks import ask_for_stacks, without_stacks
 from .streams import Streams
 from .usage import UsageMeter
@@ -40,7 +37,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
+    from .gpus import GpuMeter
     from .loop import Timer
+    from .sshd import Sshd
 
 SIGNALS = (signal.SIGTERM, signal.SIGCHLD)  # signals that the agent handles; blocked until it is ready to
 LOG_TICK = 0.01  # seconds between two checks of the size of logs, while one of them grows fast
@@ -174,6 +173,9 @@ class Agent:
             self._ready(self.config["address"])
 
     def _start_sshd(self) -> None:
+        from .ranks import Ranks  # only here, as those that need none of it would wait for its import
+        from .sshd import Sshd
+
         Ranks(self._loop, self, os.path.join(self._scratch, "agent.sock"))
         self._sshd = Sshd(self._loop, self.processes, self.config, self._ready, self._sshd_failed)
         try:
@@ -194,6 +196,8 @@ class Agent:
         self._address = address
         self.environment = worker_environment(self.config, address)
         if self.config["gpus"]:
+            from .gpus import GpuMeter
+
             self._gpus = GpuMeter(self._loop, self.processes, self.config["gpus"], self.environment)
         self._send_to_guard(address=address)
         if self.config["session"]:
@@ -529,6 +533,11 @@ class Agent:
     def _send_to_guard(self, **facts: object) -> None:
         with contextlib.suppress(OSError):  # it may be gone
             os.write(self._upstream, frames.encode("worker", **facts))
+
+
+def import_all() -> None:
+    """Import what an agent imports only where it needs it: for a process whose forks all agents are."""
+    from . import gpus, ranks, sshd  # noqa: F401
 
 
 def main(config: "dict[str, Any]", upstream: int) -> "dict[str, object]":

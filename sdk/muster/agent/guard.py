@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from .channels import PipeChannel
 
 
+agent.import_all()  # once, for all agents, which are forks of it
+
 AGENT_GRACE = 3.0  # seconds that an agent gets for ending its processes and itself
 SUSPENDED = "Its agent is suspended, by SIGSTOP or a debugger."
 SESSION_CHECK = 0.5  # seconds between two checks of the session's process, where the kernel has no pidfd

@@ -1,8 +1,8 @@
 """Code of a pod's first process, which makes the pod a worker: it runs the agent, and ends as it does.
 
-It is sent as text, with ``unpacking.py`` before it and a call of ``main`` after it. The pod's folder of secrets has it,
-the agent's package, and the config. That folder is read-only, so the config is copied to a folder from which the agent
-can remove it.
+A program in the pod's folder of secrets runs ``unpacking.py``, then it, both from the agent's package there, and then
+calls ``main``. The folder has the config, too. It is read-only, so the config is copied to a folder from which the
+agent can remove it.
 """
 
 import contextlib
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 DIAL_AGAIN_SECONDS = 1.0  # between two attempts to dial the session
 
 
-def main(secrets: str, home: str, make_importable: "Callable[[bytes, str], object]") -> None:
+def main(packed: bytes, secrets: str, home: str, make_importable: "Callable[[bytes, str], object]") -> None:
     """Run the agent until it ends, and exit with its status.
 
     Args:
-        secrets: folder with ``agent``, the package, and ``config``.
+        packed: the agent's package.
+        secrets: folder with its ``config``.
         home: folder that the worker may write to.
         make_importable: makes the agent's package importable, given a folder to write it into where that has to be.
     """
     os.umask(0o077)
     os.makedirs(os.path.join(home, "home"), exist_ok=True)
-    with open(os.path.join(secrets, "agent"), "rb") as packed:
-        make_importable(packed.read(), home)
+    make_importable(packed, home)
     with open(os.path.join(secrets, "config")) as file:
         config = json.load(file)
     if config.get("tunnel") and config["session"]:

@@ -1,7 +1,7 @@
 """Code that makes a Slurm task a worker: it reports where the task runs, and runs the agent until that ends.
 
-It is sent as text, with ``unpacking.py`` before it and a call of ``become_worker`` after it. Each task reports to its
-platform in a file of its own in the submission's folder, to which its agent adds later.
+A program in the submission's folder runs ``unpacking.py``, then it, both from the agent's package there, and then calls
+``become_worker``. Each task reports to its platform in a file of its own there, to which its agent adds later.
 """
 
 import contextlib
@@ -20,12 +20,13 @@ PACKED = "agent"  # file with the agent's package in a submission's folder
 
 
 def become_worker(
-    unpacked: "Callable[[bytes, str, bool], ContextManager[str]]", prefix: str, folder: str, session: str
+    unpacked: "Callable[[bytes, str, bool], ContextManager[str]]", packed: bytes, prefix: str, folder: str, session: str
 ) -> None:
     """Run the agent of this task until it ends, and exit with status 1 if it failed, otherwise 0.
 
     Args:
         unpacked: makes the agent's package importable, and a folder for it, and removes that.
+        packed: the package.
         prefix: begins the name of the agent's folder.
         folder: the submission's folder.
         session: the session's address; the route to it decides which address of this node is used.
@@ -34,8 +35,6 @@ def become_worker(
     early = []  # type: list[bool]  # not empty after a request to end before the agent has started
     signal.signal(signal.SIGCONT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: early.append(True))  # before this process's id is reported
-    with open(os.path.join(folder, PACKED), "rb") as file:
-        packed = file.read()
     with unpacked(packed, prefix, False) as package:
         address = address_towards(session)
         node, step = os.environ.get("SLURMD_NODENAME", ""), os.environ.get("SLURM_STEP_ID", "")

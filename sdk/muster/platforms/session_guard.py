@@ -8,17 +8,16 @@ JSON until that ends with the session; a line with ``done`` says that nothing is
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
-import select
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from muster.agent import linux
 from muster.records.scratch import sweep
@@ -27,7 +26,8 @@ from muster.runtime.forks import in_forked_children
 
 RETRY_SECONDS = 1.0  # between two attempts to clean up
 PATIENCE = 1800.0  # seconds after which a guard gives up cleaning up
-CHECK_SECONDS = 0.5  # between two checks of the session, where the kernel has no pidfd
+AGENT = Path(linux.__file__).resolve().parent
+MUSTER = str(AGENT.parents[1])  # the folder that this package is imported from
 
 _busy: list[subprocess.Popen[bytes]] = []  # guards of closed platforms that still clean up
 
@@ -36,23 +36,25 @@ class SessionGuard:
     """A guard process that outlives the session, which this object starts. Raises OSError.
 
     Args:
-        module: the module that the process runs; it calls ``serve``.
+        module: the module whose ``clean_up`` the guard calls with the facts after the session's end. Where that raises
+            an exception, it is called again.
         facts: facts for its clean-up, as plain data.
     """
 
     def __init__(self, module: str, facts: Mapping[str, Any]) -> None:
         self._owner = os.getpid()
-        path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")])
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            [sys.executable, "-I", "-S", str(AGENT / "__main__.py"), "session", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path.rstrip(os.pathsep)},
             cwd="/",
             start_new_session=True,
         )
-        self.tell({**facts, "session": [os.getpid(), linux.start_of(os.getpid())]})
+        # First what is installed: files of the user's must not stand in for modules that the session never imported.
+        installed = (sys.prefix, sys.base_prefix)
+        path = sorted(map(os.path.abspath, sys.path), key=lambda folder: not folder.startswith(installed))
+        self.tell({**facts, "session": [os.getpid(), linux.start_of(os.getpid())], "path": [MUSTER, *path]})
         in_forked_children(self._forget)
 
     @property
@@ -104,54 +106,18 @@ class SessionGuard:
             os.close(self._process.stdin.fileno())
 
 
-def serve(clean_up: Callable[[dict[str, Any]], object]) -> None:
-    """Wait for the end of the session, and clean up after it; where that fails, retry for half an hour.
-
-    The session's scratch folder is removed last.
+def clean_up_after(module: str, facts: dict[str, Any]) -> None:
+    """Clean up after a session, in its guard, and where that fails, retry for half an hour; then remove its scratch.
 
     Args:
-        clean_up: removes what the session has left, given the facts; raises any exception to be called again.
+        module: name of the module whose ``clean_up`` removes what the session has left.
+        facts: what the session has told its guard.
     """
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as lines:
-        facts = json.loads(lines.readline())
-        if _is_done(facts, lines):
-            return
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         try:
-            clean_up(facts)
+            importlib.import_module(module).clean_up(facts)
             sweep()
             return
         except Exception:  # clean_up may raise anything, and nobody is left to report it to
             time.sleep(RETRY_SECONDS)
-
-
-def _is_done(facts: dict[str, Any], lines: IO[bytes]) -> bool:
-    """Update the facts until the session says that nothing is left (return True) or has ended (return False)."""
-    pid, start = facts["session"]
-    watched: list[int] = [lines.fileno()]
-    with contextlib.suppress(OSError, AttributeError):  # the session has ended, or the kernel has no pidfd
-        watched.append(os.pidfd_open(pid))
-    while linux.is_running(pid, start):
-        readable, _, _ = select.select(watched, [], [], CHECK_SECONDS if len(watched) == 1 else None)
-        if watched[0] in readable:
-            line = lines.readline()
-            if not line or _takes(facts, line):
-                return bool(line)
-    os.set_blocking(lines.fileno(), False)
-    while line := lines.readline():  # sent just before its end
-        if _takes(facts, line):
-            return True
-    return False
-
-
-def _takes(facts: dict[str, Any], line: bytes) -> bool:
-    """Update the facts with a line of JSON, and return whether it says that nothing is left."""
-    try:
-        said = json.loads(line)
-    except ValueError:  # the session was killed while it wrote the line
-        return False
-    facts.update(said)
-    return bool(said.get("done"))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.agent.removal import remove_folder
-from muster.platforms.session_guard import SessionGuard, serve
+from muster.platforms.session_guard import SessionGuard
 from muster.records.scratch import claim, sweep
 
 OWNER = "muster.owner"  # label of all that a platform object makes: session_guard.owner() and a random suffix
@@ -93,7 +93,3 @@ def clean_up(facts: dict[str, Any]) -> None:
     from muster.platforms.containers.engine import connect
 
     remove_everything(connect(facts["url"]).client, facts["label"])
-
-
-if __name__ == "__main__":
-    serve(clean_up)

@@ -16,7 +16,7 @@ from muster.platforms.kubernetes import causes, notes
 from muster.platforms.kubernetes.client import ApiClient
 from muster.platforms.kubernetes.kubeconfig import Access, find_access
 from muster.platforms.kubernetes.pods import GRACE_SECONDS, OWNER
-from muster.platforms.session_guard import SessionGuard, serve
+from muster.platforms.session_guard import SessionGuard
 
 ENDS_SECONDS = GRACE_SECONDS + 5.0  # time that pods may take to end after they are deleted
 POLL_SECONDS = 2.0  # between two looks at pods, also by a session: what the documents say of the load of the cluster
@@ -112,7 +112,3 @@ def clean_up(facts: dict[str, Any]) -> None:
     with contextlib.closing(ApiClient(way_of(facts))) as client:
         remove_everything(client, facts["namespace"], facts["owner"], facts["secrets"])
     notes.remove(facts["owner"])
-
-
-if __name__ == "__main__":
-    serve(clean_up)

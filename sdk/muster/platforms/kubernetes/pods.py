@@ -16,7 +16,7 @@ from typing import Any
 
 from muster.agent.places import is_symbolic, symbol
 from muster.job import Resources, WorkerSpec
-from muster.platforms.agent_package import packed_agent, with_unpacking
+from muster.platforms.agent_package import from_package, packed_agent
 from muster.platforms.agents import agent_config
 
 HOME, SECRETS = "/muster", "/var/run/muster"  # in a pod: a folder that its worker may write to, and its Secrets
@@ -93,7 +93,7 @@ def name_of_agent(owner: str, submission: str) -> str:
 
 def agent_secret(setting: PodSetting) -> dict[str, Any]:
     """Return the Secret with the agent and its bytecode; it owns all else of its submission, for removal with it."""
-    program = with_unpacking("pod.py", "main(*sys.argv[1:], make_importable=make_importable)\n")
+    program = from_package("pod.py", f"{SECRETS}/agent", "main(packed, *sys.argv[1:], make_importable)\n")
     data = {"agent": packed_agent(has_bytecode=True), "pod.py": program.encode()}
     return _secret(name_of_agent(setting.owner, setting.submission), data, setting)
 

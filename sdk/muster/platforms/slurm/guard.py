@@ -15,7 +15,7 @@ from typing import Any
 
 from muster.agent import linux, slurm_site
 from muster.errors import PlatformError
-from muster.platforms.session_guard import SessionGuard, serve
+from muster.platforms.session_guard import SessionGuard
 from muster.platforms.slurm.site import HERE
 from muster.platforms.slurm.submissions import Submission
 
@@ -71,7 +71,3 @@ def _end_step(pid: int, start: int, folders: Sequence[Path]) -> None:
             os.kill(pid, signal.SIGTERM)
             return
         time.sleep(0.05)
-
-
-if __name__ == "__main__":
-    serve(clean_up)

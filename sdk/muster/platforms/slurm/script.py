@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from muster.agent.slurm_bootstrap import PACKED
 from muster.agent.worker import UNPACKED
 from muster.errors import JobError
 from muster.job import Resources, WorkerSpec
-from muster.platforms.agent_package import with_unpacking
+from muster.platforms.agent_package import from_package
 from muster.platforms.slurm.words import minutes_of
 from muster.text.arguments import Argument, ArgumentText
 
@@ -241,4 +242,5 @@ def start_script(folder: str) -> str:
 
 def start_program(folder: str, session: str) -> str:
     """Return the Python program that turns a task into a worker, with the agent's package in a file beside it."""
-    return with_unpacking("slurm_bootstrap.py", f"become_worker(unpacked, {UNPACKED!r}, {folder!r}, {session!r})\n")
+    call = f"become_worker(unpacked, packed, {UNPACKED!r}, {folder!r}, {session!r})\n"
+    return from_package("slurm_bootstrap.py", f"{folder}/{PACKED}", call)
