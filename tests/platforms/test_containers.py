@@ -166,7 +166,7 @@ def test_the_engine_limits_cores_and_memory_without_swap(project: Path, either_e
     running.stop()
 
 
-def test_limits_hold_an_init_is_first_and_this_python_is_read_only(project: Path, either_engine: ContainerEngine) -> None:
+def test_limits_hold_an_init_is_first_and_python_is_read_only(project: Path, either_engine: ContainerEngine) -> None:
     (project / "train.py").write_text(
         "import os, sys\n"
         "shm = os.statvfs('/dev/shm')\n"
