@@ -166,20 +166,22 @@ def test_the_engine_limits_cores_and_memory_without_swap(project: Path, either_e
     running.stop()
 
 
-def test_limits_hold_and_an_init_is_first(project: Path, either_engine: ContainerEngine) -> None:
+def test_limits_hold_an_init_is_first_and_python_is_read_only(project: Path, either_engine: ContainerEngine) -> None:
     (project / "train.py").write_text(
-        "import os\n"
+        "import os, sys\n"
         "shm = os.statvfs('/dev/shm')\n"
         "print(shm.f_frsize * shm.f_blocks)\n"
         "for path in ('/sys/fs/cgroup/pids/pids.max', '/sys/fs/cgroup/pids.max'):\n"
         "    if os.path.exists(path):\n"
         "        print(open(path).read().strip())\n"
         "print(open('/proc/1/cmdline').read().split(chr(0))[0])\n"
+        "print(os.access(sys.prefix, os.W_OK))\n"
     )
-    shm, processes, first = run("train.py", 1).logs("worker-0").split()
+    shm, processes, first, may_write = run("train.py", 1).logs("worker-0").split()
     assert 0.5e9 <= int(shm) < 0.6e9
     assert processes == "16384"
     assert first.endswith("-init")
+    assert may_write == "False"
 
 
 def test_a_launcher_logs_in_to_containers(project: Path, engine: Podman) -> None:
@@ -313,6 +315,7 @@ def test_nothing_is_left_when_the_notebook_is_killed(either_engine: ContainerEng
     )
     notebook = subprocess.Popen([sys.executable, "-c", program], env=environment(), stderr=subprocess.DEVNULL)
     eventually(lambda: len(either_engine.containers()) == 2, "both run", timeout=60)
+    either_engine.run("pause", either_engine.containers()[0])  # which takes no signal
     notebook.send_signal(signal.SIGKILL)
     notebook.wait()
     eventually(lambda: either_engine.left_behind() == [], "nothing is left", timeout=60)
@@ -391,6 +394,9 @@ def test_an_image_without_what_the_strategy_needs(project: Path, engine: Podman)
     (project / "train.py").write_text("print('never')\n")
     with pytest.raises(MusterError, match=r"python3 \(Python 3[.\d]+\) has no tensorflow here"):
         run("train.py", 1, n_ps=1, strategy="parameter_server", image=engine.add_python())
+    told = [event.kind for event in muster.open_run().events()]
+    assert "worker_state" in told
+    assert "process_started" not in told
 
 
 def test_mpi_in_an_image_without_sshd_is_refused_before_its_launcher_starts(engine: Podman, project: Path) -> None:

@@ -391,6 +391,10 @@ class RunState:
         if self.silent_since.pop(worker, None) is not None:
             self._tell_silence(worker)
 
+    def why_silent(self, worker: str) -> str | None:
+        """Return why a worker's agent does not answer; None if that is not known, or it answers."""
+        return self._silences[worker].why if worker in self._silences else None
+
     def _tell_silence(self, worker: str, why: str | None = None) -> None:
         """Tell that a worker is silent, and why, or that it goes on, where that is new."""
         before = self._silences.get(worker, events.Silence())
