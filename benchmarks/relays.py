@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from muster.checks import planning
 from muster.pools.connection import AgentConnection
 from muster.pools.listener import Listener, UnidentifiedConnection
-from muster.run import request
+from muster.run import check
 from muster.runtime.background import background_loop
 
 HEADER = struct.Struct("!II")  # number of the agent, and how many bytes follow
@@ -27,7 +27,7 @@ def expect_relays(workers: int) -> None:
     """Have this process's sessions expect relays, for so many workers. Nothing else counts on a connection for each."""
     vars(background_loop())["make_listener"] = RelayListener
     planning.MAX_WORKERS = max(planning.MAX_WORKERS, workers)
-    vars(request)["_make_room_for"] = lambda n_workers: None  # descriptors
+    vars(check)["_make_room_for"] = lambda n_workers: None  # descriptors
 
 
 def framed(number: int, data: bytes) -> bytes:

@@ -313,6 +313,7 @@ def test_ends_that_a_busy_machine_noticed_late_are_told_as_a_tie() -> None:
     assert not ties(first, [first, replace(late, uncertainty=0.0)])
 
 
+@pytest.mark.slow
 @given(histories(), some.lists(hosts(), min_size=5, max_size=5))
 def test_of_any_history_the_first_is_named_whatever_the_clocks_of_the_hosts_show(
     history: tuple[Failure, list[Failure]], machines: list[Host]

@@ -35,7 +35,9 @@ from muster.platforms import machine
 from muster.platforms.base import Cleaned
 from muster.platforms.local import LocalPlatform
 from muster.records import folders, lookup, runs, sessions
-from muster.run.request import CheckedRun, RunRequest, check
+from muster.run.check import check
+from muster.run.checked import CheckedRun
+from muster.run.request import RunRequest
 from muster.runtime.background import on_background_thread
 from muster.strategies import STRATEGIES
 from muster.strategies.horovod import Horovod
@@ -126,7 +128,7 @@ class TestOptions:
             made.append(check(asked))
             return made[0]
 
-        monkeypatch.setattr("muster.run.request.check", remember)
+        monkeypatch.setattr("muster.run.check.check", remember)
         monkeypatch.setenv("SECRET", "from here")
 
         muster(
@@ -367,6 +369,7 @@ class TestRun:
         assert "a longer --timeout" in result.stderr  # whatever it was that took too long
         assert "a longer --timeout" in muster("explain").stdout
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("number", "said"),
         [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "by SIGTERM"), (signal.SIGHUP, "by SIGHUP")],
@@ -960,6 +963,7 @@ def test_clean_has_the_options_of_platforms_alone() -> None:
     assert "No hosts are given.\nTry: --hosts" in done.output + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
 def test_a_process_without_standard_streams_runs_as_any_other(closed: str, tmp_path: Path) -> None:
     (tmp_path / "works.py").write_text("print('here')\n")
@@ -1048,7 +1052,7 @@ def test_time_limits_have_the_units_of_detach(script: str, monkeypatch: pytest.M
         made.append(asked)
         raise JobError("seen")
 
-    monkeypatch.setattr("muster.run.request.check", remember)
+    monkeypatch.setattr("muster.run.check.check", remember)
     for options in (["--timeout", "1m", "--queue-timeout", "1h30m"], ["--timeout", "0", "--run-timeout", "1e3"]):
         assert "seen" in muster("run", *options, "--stall", "90", script).stderr
     assert [(run.timeout_seconds, run.queue_timeout, run.run_timeout, run.stall_seconds) for run in made] == [

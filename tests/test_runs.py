@@ -720,6 +720,7 @@ def device(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("spoil", [deep, pipe, device, loop])
 @pytest.mark.parametrize("name", ["result.json", "plan.json", "events.jsonl", "control.json", "logs/worker-0.log"])

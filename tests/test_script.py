@@ -19,8 +19,8 @@ from muster.checks.planning import describe_job
 from muster.checks.script import make_script
 from muster.errors import InterpreterError, JobError, ScriptError
 from muster.job import Job
+from muster.run.check import check as check_request
 from muster.run.request import RunRequest
-from muster.run.request import check as check_request
 
 from tests.plain import Plain
 

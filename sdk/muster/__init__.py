@@ -114,7 +114,7 @@ def _show_in_notebooks() -> None:
         formatter.for_type_by_name(module, name, lambda shown: import_module("muster.dashboard.display").show(shown))
     bundles = shell.display_formatter.mimebundle_formatter  # these only add to what is displayed
     bundles.for_type_by_name(
-        "muster.api",
+        "muster.run.address",
         "ClusterAddress",
         lambda run, **_: import_module("muster.dashboard.display").show_again(run.cluster),
     )

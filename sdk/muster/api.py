@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import difflib
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from importlib import import_module
@@ -24,99 +23,21 @@ from muster.events import Observer
 from muster.job import Resources
 from muster.platforms.base import Platform
 from muster.platforms.kept import KeptPlatform, kept_for
-from muster.records.result import Result
+from muster.run.address import ClusterAddress, recorded
+from muster.run.checked import CheckedRun
 from muster.run.cluster import Cluster, running_clusters
 from muster.run.misnamed import refuse_misnamed
-from muster.run.request import CheckedRun, RunRequest
+from muster.run.request import RunRequest
 from muster.runtime import interrupts
 from muster.runtime.echo import without_echo
 from muster.strategies.base import Strategy
-from muster.text.shown import duration
 
 if TYPE_CHECKING:  # most sessions never need these modules
     from muster.checkup import Report
     from muster.records.runs import Run
 
 SECOND = 2
-OUTPUT = ("output", "outputs", "out", "stdout", "stderr", "log", "text", "returned", "return_value", "results")
 LONG_IMPORTS = 3.0  # seconds of imports from which on the user is told of reuse=
-
-
-class ClusterAddress(tuple[Any, Any]):
-    """The return value of ``run_cluster``: the pair ``(cluster_spec, session_address)``, with the Cluster behind it.
-
-    Both are None if a script was run to its end, since the servers are gone then. ``.cluster`` is the Cluster. The
-    public attributes of the cluster and of its ``result`` are attributes of the pair, too: ``.values``,
-    ``.logs("worker-0")``, ``.stop()``. The pair can be awaited like the cluster.
-    """
-
-    cluster: Cluster
-    _is_shown: bool  # whether the metrics are below the cell already
-
-    def __new__(
-        cls, spec: dict[str, list[str]] | None, session: str | None, cluster: Cluster, is_shown: bool = False
-    ) -> ClusterAddress:
-        """Make the pair for a cluster."""
-        address = super().__new__(cls, (spec, session))
-        address.cluster, address._is_shown = cluster, is_shown
-        return address
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _public(Cluster):
-            return getattr(self.cluster, name)
-        if name in _public(Result):
-            return getattr(self.cluster.result, name)
-        text = f"what run_cluster returns has no attribute {name!r}{self._instead_of(name)}"
-        # Without the object: with it Python would append a suggestion of its own to the message.
-        raise AttributeError(text, name=name, obj=None)
-
-    def _instead_of(self, name: str) -> str:
-        """Return the end of an error message that suggests what a missing attribute may have meant."""
-        if name.startswith("_") or name == "cluster":  # while it is being copied there is no cluster yet
-            return ""
-        script = self.cluster.job.script
-        recorded = _recorded(self.cluster).result if self.cluster.run_id else None
-        if name in ((recorded or {}).get("metrics") or {}):
-            return f": it is a metric, .result.metrics[{name!r}]"
-        if name in OUTPUT:
-            return ": what workers print is .logs(), what a function returned .values"
-        near = difflib.get_close_matches(name, [*_public(Cluster), *_public(Result)], n=1, cutoff=0.8)
-        if not near and script is not None and script.kind == "function":
-            return ": what the function returned is .values, what it reported .result.metrics"
-        return f": is it .{near[0]}?" if near else ""
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *_public(Cluster), *_public(Result)})
-
-    def __await__(self) -> Generator[Any, None, Result]:
-        """Wait for the end of the run, like ``await`` of the cluster."""
-        return self.cluster.__await__()
-
-    def __repr__(self) -> str:
-        """Return the pair as long as servers listen, else the state or outcome of the run: two Nones would say less."""
-        is_running = self.cluster.is_running
-        if not self.cluster.run_id or (is_running and self[0]):
-            return super().__repr__()
-        if is_running:
-            return f"<run {self.cluster.run_id} is running; it has wait(), stop(), logs(), stacks()>"
-        run = _recorded(self.cluster)
-        known = (run.result or {}).get("metrics") or {}
-        metrics = ", ".join(f"{name} {value:.4g}" for name, value in known.items() if isinstance(value, (int, float)))
-        told = f"{run.status} in {duration(run.seconds)}{f': {metrics}' if metrics and not self._is_shown else ''}"
-        has = "result, values, " if run.status == "succeeded" else ""  # which raise what went wrong, if something did
-        return f"<run {run.run_id} {told}; it has {has}logs() and explain()>"
-
-
-def _recorded(cluster: Cluster) -> Run:
-    """Return the recorded run of a cluster."""
-    from muster.records.runs import Run
-
-    return Run(cluster.run_dir)
-
-
-def _public(kind: type) -> set[str]:
-    """Return the names of a class's public attributes."""
-    return {name for name in (*dir(kind), *kind.__annotations__) if not name.startswith("_")}
 
 
 @overload
@@ -340,7 +261,7 @@ def _run(cluster: Cluster, has_script: bool, wait: bool, dashboard: bool, is_nam
     shown = choose_dashboard(cluster=cluster) if dashboard else NoDashboard()
     forget = cluster.subscribe(shown, at_once=True)
     try:
-        with interrupts.held(cluster.interrupt, cluster.log_dir), without_echo():
+        with interrupts.held(cluster.interrupt, cluster.what_became), without_echo():
             _make_room(cluster, replace_same_name=is_named)
             try:
                 cluster.start()
@@ -377,7 +298,7 @@ def _hint_at_reuse(cluster: Cluster) -> None:
         return
     from muster.records.first_step import importing
 
-    seconds = importing(_recorded(cluster).events())
+    seconds = importing(recorded(cluster).events())
     if seconds < LONG_IMPORTS:
         return
     _cold.append(cluster.job.name)

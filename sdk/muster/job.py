@@ -352,8 +352,8 @@ class Worker:
         placed_at: when the platform had a place for it, so that its start begins; None while it is queued.
         exit_code: exit status of its process, once it has ended by itself.
         signal: number of the signal that ended it.
-        reason: why it failed, or, as long as it has not started, what it is waiting for; in words, including the
-            platform's own. It is shown while the run is under way, and in errors.
+        reason: why it failed; as long as it has not started, what it is waiting for; or, while it runs, why it may be
+            silent. In words, including the platform's own. It is shown while the run is under way, and in errors.
         cause: cause of its end, if the platform knows it.
         advice: what to try, if the platform knows.
         app_url: URL of the worker's own web application, if its platform provides one.

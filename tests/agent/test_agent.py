@@ -233,6 +233,7 @@ def test_reports_are_passed_on(worker: Launched) -> None:
     assert "a report is dropped, and so are others like it: it is not JSON" in worker.session.wait_for("output")["text"]
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_usage_comes_every_second(worker: Launched) -> None:
     worker.python("held = bytearray(50_000_000)\nwhile True: pass")

@@ -36,7 +36,8 @@ def test_reads_what_horovod_writes() -> None:
         name: env[name] for name in ("PATH", "QUOTED", "EMPTY")
     }
     assert "OLDPWD" not in rank["env"]
-    assert rank["env"]["HOROVOD_SIZE"] == "4"
+    assert rank["env"]["HOROVOD_SIZE"] == rank["env"]["MUSTER_WORLD_SIZE"] == "4"
+    assert rank["env"]["MUSTER_RANK"] == "3"
     assert rank["env"]["HOROVOD_GLOO_RENDEZVOUS_PORT"] == "4567"
 
 

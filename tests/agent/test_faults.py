@@ -133,6 +133,7 @@ def test_a_forked_child_of_the_session_keeps_nothing_alive(start: Start, run: Ru
     assert not is_gone(session.facts["child"])
 
 
+@pytest.mark.slow
 def test_an_interrupted_session_loses_nothing(start: Start) -> None:
     session = start()
     os.killpg(session.facts["pid"], signal.SIGSTOP)

@@ -62,6 +62,7 @@ def test_it_says_how_busy_the_gpus_of_its_worker_are(
     assert usage["gpu_memory"] == 1024 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["[N/A], [N/A]", "[GPU is lost], [GPU is lost]", "[Unknown Error], 24"])
 def test_a_gpu_that_is_no_longer_measured_counts_no_longer(
     nvidia_smi: Path, run: Run, stub_session: StubSession, platform: LocalPlatform, broken: str

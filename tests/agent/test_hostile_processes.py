@@ -89,6 +89,7 @@ def test_a_flood_of_reports_holds_up_nothing(worker: Launched) -> None:
     assert len(worker.session.wait_for("exited", count=3)) == 3
 
 
+@pytest.mark.slow
 def test_a_flood_of_output_holds_up_nothing(worker: Launched) -> None:
     worker.sh("echo up; exec yes")
     worker.output_with("up")

@@ -30,6 +30,7 @@ def deepen(folder: Path) -> None:
     os.close(around)
 
 
+@pytest.mark.slow
 def test_however_deep_it_is(tmp_path: Path) -> None:
     folder = tmp_path / "deep"
     folder.mkdir()

@@ -119,6 +119,7 @@ def test_a_session_of_which_nothing_is_heard_any_more_counts_as_gone(fake: Stand
     guard.ends()
 
 
+@pytest.mark.slow
 def test_a_session_that_sends_to_workers_is_not_taken_for_gone(fake: StandIn, tmp_path: Path) -> None:
     guard = GuardProcess(fake, tmp_path, 0.5)
     try:

@@ -74,6 +74,7 @@ def test_the_stacks_of_very_many_threads_are_cut_and_the_main_thread_stays(worke
     assert "left out" in text.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_text_of_any_bytes_and_any_length_fits_into_a_message(worker: Launched) -> None:  # noqa: F811
     pid = run_program(
         worker,

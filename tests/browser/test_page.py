@@ -16,9 +16,10 @@ from muster.dashboard.snapshot import to_html
 from muster.records.folders import make_run_folder
 from muster.records.journal import Journal
 from muster.records.runs import Run
+from muster.records.sessions import this_session
 from playwright.sync_api import Browser, Page, expect
 
-from tests.dashboard.scenes import at, failing, starting, training, view_of
+from tests.dashboard.scenes import START, at, failing, starting, training, view_of
 from tests.dashboard.test_attempts import FIRST, TITLES, again
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
@@ -64,6 +65,15 @@ def test_failures_come_first_then_what_is_asked_for(page: Page, tmp_path: Path) 
     page.fill("input[aria-label='Filter workers']", "")
     page.click(".muster-chip >> text=1 failed")
     expect(page.locator(".muster-table")).to_have_attribute("aria-rowcount", "2")
+
+
+def test_a_row_says_since_when_its_worker_does_not_go_on(page: Page, tmp_path: Path) -> None:
+    told = at(30, "silence", "worker-1", since=START + 20, text="has not answered", why="It is <paused>.")
+    asked = at(0, "run_requested", job={"name": "mnist"}, session=this_session())  # so that it is under way
+    show(page, recorded([asked, *training(2)[1:], told]), tmp_path)
+
+    row = page.locator(".muster-body .muster-row", has_text="worker-1")
+    expect(row.locator(".muster-line")).to_have_text(re.compile(r"has not answered for .+\. It is <paused>\."))
 
 
 def test_logs_open_by_mouse_and_keyboard_and_can_be_searched(page: Page, tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def test_the_same_seed_and_number_make_the_same_case() -> None:
     assert sum(found.shape.strategy == "horovod" for found in made(1)) <= 20, "they take long"
 
 
+@pytest.mark.slow
 def test_a_lane_whose_process_ends_counts_as_wrong_and_the_others_go_on(tmp_path: Path) -> None:
     no_names: Any = {1: 2}
     good, bad = case(RAISED), replace(case(RAISED), number=1, options=no_names)
@@ -133,6 +134,7 @@ def test_a_fault_on_another_platform_is_told(platform: str, tmp_path: Path) -> N
     assert not found.left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "is_right"), [(KILLED, True), (RAISED, False)], ids=["tried again", "told at once"])
 def test_a_training_that_is_tried_again_must_learn_the_very_same(fault: Fault, is_right: bool, tmp_path: Path) -> None:
     shape = Shape("processes", 2, 1)

@@ -30,8 +30,9 @@ from muster.job import Job, Member, Resources, Script, Status, Worker, WorkerSpe
 from muster.platforms import machine
 from muster.platforms.local import LocalPlatform
 from muster.records.lookup import list_runs
+from muster.run.check import check
 from muster.run.cluster import Cluster
-from muster.run.request import RunRequest, check
+from muster.run.request import RunRequest
 from muster.security.ssh import generate_key_pair, write_private
 from muster.strategies.horovod import Horovod
 

@@ -27,7 +27,8 @@ from muster.platforms.local import LocalPlatform
 from muster.records import control, lookup, sessions
 from muster.records.runs import Run
 from muster.run import controller
-from muster.run.request import RunRequest, check
+from muster.run.check import check
+from muster.run.request import RunRequest
 from muster.text.arguments import ArgumentText
 
 from tests.support import IMPORT_PATH, eventually
@@ -121,6 +122,7 @@ def test_any_process_stops_it(here: Path) -> None:
     eventually(lambda: not processes_of(run), "nothing is left of it")
 
 
+@pytest.mark.slow
 def test_it_ends_when_its_time_is_over(here: Path) -> None:
     run = muster.run_cluster(1, strategy="processes", worker_script="train.py", detach="2s", dashboard=False)
     with pytest.raises(RunStopped, match="the time that it was detached for is over"):
@@ -137,6 +139,7 @@ def test_nothing_is_left_when_its_controller_is_killed(here: Path) -> None:
     eventually(lambda: not processes_of(run), "nothing is left of it")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["logout", "closed laptop"])
 def test_neither_a_logout_nor_a_closed_laptop_ends_it(here: Path, how: str) -> None:
     run = detach()
@@ -287,6 +290,7 @@ def test_a_controller_that_does_not_begin_in_time_is_ended(
     assert not lookup.list_runs()
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_a_controller_that_has_not_begun(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program, told = hanging(here)
     monkeypatch.setattr(controller, "PROGRAM", program)
@@ -324,6 +328,7 @@ def test_it_takes_the_place_of_a_run_of_its_name_in_this_session(here: Path) -> 
     assert run.status == "running"
 
 
+@pytest.mark.slow
 def test_a_process_without_a_standard_output_detaches(here: Path) -> None:
     program = """
 import os, pathlib, sys
@@ -339,6 +344,7 @@ pathlib.Path("began").write_text(run.run_id)
     assert lookup.open_run().run_id == (here / "began").read_text()
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_before_its_run_gives_the_terminal_back(here: Path) -> None:
     program = """
 import time, muster
@@ -409,6 +415,7 @@ def test_what_a_controller_alone_finds_keeps_its_kind_and_its_advice(
     assert isinstance(raised.value.advice, ArgumentText)
 
 
+@pytest.mark.slow
 def test_all_that_attach_see_the_same_from_the_first_event_on(here: Path) -> None:
     """Two notebooks: whatever one is told the other is, whenever it came; and what one does the other sees."""
     run = detach()

@@ -19,7 +19,9 @@ from muster.errors import JobError, MusterError, PlatformUnsupported
 from muster.job import Job, Limits, Resources, Script
 from muster.platforms.base import Storage
 from muster.platforms.local import LocalPlatform
-from muster.run.request import CheckedRun, RunRequest, check
+from muster.run.check import check
+from muster.run.checked import CheckedRun
+from muster.run.request import RunRequest
 from muster.strategies.horovod import Horovod
 from muster.strategies.processes import Processes
 from muster.testing.platform import ScriptedPlatform

@@ -33,7 +33,8 @@ from muster.platforms.local import LocalPlatform
 from muster.records import folders, lookup
 from muster.records.runs import Run
 from muster.run.attempts import Attempts, RestartPolicy
-from muster.run.request import RunRequest, check
+from muster.run.check import check
+from muster.run.request import RunRequest
 
 from tests.platforms.isolated import Isolated
 from tests.support import IMPORT_PATH, eventually, needs_horovod
@@ -119,7 +120,9 @@ def test_only_the_worker_that_is_lost_is_replaced(here: Path) -> None:
     assert "worker-1" in reason
     notes = [event.data.text for event in recorded.events() if isinstance(event.data, Note)]
     told = [text for text in notes if text.startswith("Attempt")]
-    assert re.fullmatch(r"Attempt 2 runs, after \d+\.\d s\. worker-1 was replaced; 2 workers have stayed\.", told[0])
+    assert re.fullmatch(
+        r"Attempt 2 runs, \d+\.\d s after the failure\. worker-1 was replaced; 2 workers have stayed\.", told[0]
+    )
     again = r"Attempt 2 is at step \d+, as far as the training was: (\d+\.\d) s were lost\."
     (lost,) = [float(match[1]) for match in map(re.compile(again).fullmatch, told[1:]) if match]
     assert result.timings["lost"] == pytest.approx(lost, abs=0.06)
@@ -158,6 +161,7 @@ class Full(LocalPlatform):
         return super().submit(specs, run_key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "options", "lost", "rank", "size"),
     [
@@ -307,6 +311,7 @@ def test_what_an_earlier_attempt_returned_is_no_result(here: Path) -> None:
     assert list(map(str, cluster.result.values)) == ["second", "second"]
 
 
+@pytest.mark.slow
 def test_the_time_of_a_run_is_that_of_its_training_in_all_attempts(here: Path) -> None:
     (here / "train.py").write_text(
         "import os, time\nfrom muster.training import report\n"

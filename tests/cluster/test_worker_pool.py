@@ -20,9 +20,9 @@ import muster
 import psutil
 import pytest
 from muster.agent import linux
-from muster.api import ClusterAddress
 from muster.errors import JobError, LaunchRefused, RunStopped, ScriptFailed, WorkerOutOfMemory
 from muster.platforms.guard_process import GuardProcess
+from muster.run.address import ClusterAddress
 from muster.strategies.mpi import MPI
 from muster.worker_pool import Pool
 
@@ -104,6 +104,7 @@ def test_the_second_run_has_its_packages_and_everything_else_is_its_own(pool: Po
     assert {**cold, **dict.fromkeys(of_a_run)} == {**warm, **dict.fromkeys(of_a_run)}
 
 
+@pytest.mark.slow
 @needs_horovod
 @pytest.mark.horovod
 def test_ranks_of_horovod_are_forks_too(pool: Pool) -> None:
@@ -132,6 +133,7 @@ def test_a_module_that_came_after_the_imports_is_found(pool: Pool, here: Path) -
     assert said == [["warm False"], ["warm True"]]
 
 
+@pytest.mark.slow
 def test_a_gpu_is_for_others_between_two_runs(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a machine with one, of which a program that stands in for ``nvidia-smi`` tells."""
     gpu = f"GPU-{os.getpid()}-of-a-pool"  # which no other test claims at the same time
@@ -195,6 +197,7 @@ def test_ranks_that_train_with_keras_and_horovod_are_forks_that_have_imported_bo
     assert said == [["[False, False, False] 2.0"] * 2, ["[True, True, True] 2.0"] * 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
 def test_ranks_that_mpiexec_asks_for_are_forks_too(pool: Pool, flavour: str) -> None:
     mpiexec = shutil.which(f"mpiexec.{flavour}")
@@ -206,6 +209,7 @@ def test_ranks_that_mpiexec_asks_for_are_forks_too(pool: Pool, flavour: str) -> 
     assert Path(mpiexec).name in launchers
 
 
+@pytest.mark.slow
 def test_what_a_fork_shares_with_its_template_counts_as_its_workers_memory(here: Path) -> None:
     """It counts half for the fork, by what the kernel says, and half for the template, which this worker alone uses."""
     package = here.parent / "site-packages" / "heavy" / "__init__.py"
@@ -267,6 +271,7 @@ def test_another_environment_variable_is_seen(pool: Pool, here: Path) -> None:
     assert said_by(pool, env={"GIVEN": "yes"})["warm"] is True
 
 
+@pytest.mark.slow
 def test_an_upgraded_package_is_seen(pool: Pool, here: Path) -> None:
     assert said_by(pool)["warm"] is False
     (here.parent / "site-packages" / "heavy" / "__init__.py").write_text(HEAVY.format(version=22))
@@ -349,6 +354,7 @@ text.write("z" * 10)
 """
 
 
+@pytest.mark.slow
 def test_a_fork_ends_as_an_interpreter_does(pool: Pool, here: Path) -> None:
     (here / "train.py").write_text(ENDS)
     (here / "ending.py").write_text(ENDING)
@@ -409,6 +415,7 @@ def test_nothing_of_a_run_reaches_the_next(pool: Pool, here: Path) -> None:
         eventually(lambda: "importing" not in repr(pool), "the imports for the next run")
 
 
+@pytest.mark.slow
 def test_a_script_that_fails_fails_as_ever(pool: Pool, here: Path) -> None:
     (here / "fails.py").write_text(
         "import heavy, sys\nsys.stdout.write('half a line')\nraise ValueError(heavy.VERSION)"
@@ -447,6 +454,7 @@ def test_an_empty_entry_of_the_python_path_is_the_working_directory(
         assert said_by(pool)["version"] == 333
 
 
+@pytest.mark.slow
 def test_whatever_makes_it_cold_is_said(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = here.parent / "site-packages" / "heavy" / "__init__.py"
 
@@ -623,6 +631,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_nothing_stays_of_a_session_that_is_killed(here: Path) -> None:
     session = subprocess.Popen([sys.executable, "-c", SESSION], stdout=subprocess.PIPE, text=True)
     assert session.stdout is not None

@@ -32,7 +32,7 @@ def again(*, is_told_apart: bool = True) -> list[Event]:
     return [
         *training(2),
         at(24, "run_attempt", "worker-1", attempt=2, **reason),
-        at(26, "note", text="Attempt 2 runs, after 2.0 s. 2 workers have stayed."),
+        at(26, "note", text="Attempt 2 runs, 2.0 s after the failure. 2 workers have stayed."),
         step(30, 2, 6),
         step(33, 2, 10),
         at(33, "note", text="Attempt 2 is at step 10 of epoch 2: 11.0 s were lost.", lost=11.0),

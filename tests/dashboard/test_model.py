@@ -221,6 +221,7 @@ def test_a_script_cannot_make_the_view_grow() -> None:
     assert len(worker.last_line) < 1000
 
 
+@pytest.mark.slow
 def test_a_thousand_workers_cost_as_much_an_event_as_ten() -> None:
     def seconds_for(n_workers: int) -> float:
         view = view_of(training(n_workers, seconds=1))

@@ -78,6 +78,7 @@ def test_a_huge_cluster_is_cut_and_counted() -> None:
     assert len(html) < 100_000
 
 
+@pytest.mark.slow
 def test_of_many_logs_the_first_are_there_and_the_others_are_counted(tmp_path: Path) -> None:
     for workers, remark in ((MAX_LOGS, ""), (MAX_LOGS + 2, "2 more: <code>muster logs {} WORKER</code>")):
         run = record(tmp_path, text="print('done')", n_workers=workers)

@@ -64,6 +64,7 @@ def status() -> str:
     return lookup.list_runs()[0].status
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("renderer", ["rich", "plain"])
 def test_the_limit_of_a_run_ends_it_and_the_process(tmp_path: Path, renderer: str) -> None:
     (tmp_path / "talks.py").write_text(TALKS)
@@ -74,6 +75,7 @@ def test_the_limit_of_a_run_ends_it_and_the_process(tmp_path: Path, renderer: st
     assert result["error"] == "RunTimeout"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("renderer", ["rich", "plain"])
 def test_an_interrupt_ends_it(tmp_path: Path, renderer: str) -> None:
     (tmp_path / "talks.py").write_text(TALKS)

@@ -232,6 +232,7 @@ def test_at_most_four_frames_a_second_however_many_events() -> None:
     assert 2 <= terminal.frames <= 8  # first and last frame, four in between, and what a busy machine delays
 
 
+@pytest.mark.slow
 def test_a_process_is_suspended_once_the_terminal_has_its_cursor_back(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(Terminal):
         def write(self, text: str) -> int:

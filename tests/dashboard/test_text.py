@@ -41,6 +41,7 @@ def test_clean(hostile: object, clean: str) -> None:
     assert cleaning.clean(hostile) == clean
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_clean_leaves_nothing_that_steers_a_terminal(anything: str) -> None:
     cleaned = cleaning.clean(anything)

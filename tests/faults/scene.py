@@ -26,10 +26,10 @@ from typing import Any
 import muster
 import pytest
 from muster.agent import linux
-from muster.api import ClusterAddress
 from muster.events import Event
 from muster.platforms import kept
 from muster.records import lookup, runs
+from muster.run.address import ClusterAddress
 from muster.run.cluster import Cluster
 from muster.runtime.background import background_loop
 

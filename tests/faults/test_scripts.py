@@ -176,6 +176,7 @@ def test_a_process_that_hangs_in_being_traced_has_not_ended(scene: Scene) -> Non
     assert raised.value.worker == "worker-1"
 
 
+@pytest.mark.slow
 @anywhere
 def test_a_run_that_takes_too_long_is_ended_with_the_stacks_of_all(scene: Scene) -> None:
     with pytest.raises(RunTimeout, match=r"longer than its 3 s") as raised:
@@ -291,6 +292,7 @@ def test_long_arguments_arrive(scene: Scene) -> None:
     assert cluster.logs("worker-0") == "13 100000\n"
 
 
+@pytest.mark.slow
 @anywhere
 def test_folders_that_a_script_leaves_deep_in_one_another_go_with_it(scene: Scene) -> None:
     scene.run(

@@ -29,12 +29,12 @@ from muster.errors import (
     MusterError,
     WorkerLost,
 )
-from muster.events import Event, EventKind
+from muster.events import Event, EventKind, WorkerReady
 from muster.job import Resources, Status, Worker
 from muster.platforms.hosts import platform as hosts_platform
 from muster.platforms.hosts.platform import HostsPlatform
 from muster.records import scratch
-from muster.run import watch
+from muster.run import silence, watch
 
 from tests.platforms.hosts_network import Host, Network
 from tests.support import Run, StubSession, command_line, descendants_of, environment, eventually, shell
@@ -229,6 +229,20 @@ def test_a_host_that_is_cut_off_is_named_when_its_lease_ends_and_nothing_is_left
         eventually(lambda: not host.left_behind(), "its workers, guard and login have ended by themselves", timeout=30)
     finally:
         host.plug_in()
+
+
+def test_an_agent_that_is_suspended_on_a_host_is_told_of_until_it_goes_on(
+    start: Start, hosts: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(silence, "LOOK_SECONDS", 0.1)  # each worker is looked at every second
+    cluster = start()
+    seen = (event.data for event in muster.open_run().events() if event.worker == "worker-1")
+    (agent,) = (data.pid for data in seen if isinstance(data, WorkerReady) and data.pid)
+    hosts.hosts["h2"].run(f"kill -STOP {agent}")
+    said = r"worker-1 has not answered for .* Its agent is suspended, by SIGSTOP or a debugger\."
+    eventually(lambda: re.search(said, cluster.explain()), "it is told")
+    hosts.hosts["h2"].run(f"kill -CONT {agent}")
+    eventually(lambda: "has not answered" not in cluster.explain(), "it is told no more")
 
 
 def has_ended(worker: Worker) -> bool:

@@ -96,6 +96,7 @@ def mark_of(pid: int) -> str:
     return found[0].decode() if found else ""
 
 
+@pytest.mark.slow
 def test_a_command_runs_as_the_script_does_and_its_status_is_passed_on() -> None:
     found = inside("worker-0", "--", "sh", "-c", 'cat here.txt; echo " $SECRET" >&2; exit 7')
     assert (found.returncode, found.stdout, found.stderr) == (7, b"written here", b" hunter2\n")
@@ -287,6 +288,7 @@ def test_a_client_finds_room_where_others_have_gone_and_the_program_on_the_worke
         assert not serving.is_alive()
 
 
+@pytest.mark.slow
 def test_others_may_come_while_it_is_found_whether_connections_go_round(cluster: muster.Cluster) -> None:
     forwarding = Forwarding(lookup.open_run(cluster.run_id), "worker-0", 1)  # where nothing listens
     forwarding._came.update(range(20000))

@@ -164,6 +164,7 @@ class Cut(Isolated):
         return replace(spec.session, port=self.proxy.port)
 
 
+@pytest.mark.slow
 def test_a_link_that_is_cut_while_results_come(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     isolated()
     monkeypatch.chdir(tmp_path)
@@ -277,6 +278,7 @@ def test_horovod_by_agents(cluster: Callable[..., muster.Cluster]) -> None:
     assert found.result.values == [3.0, 3.0]
 
 
+@pytest.mark.slow
 def test_a_link_that_is_cut_while_the_project_goes_along(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

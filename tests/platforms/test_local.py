@@ -366,6 +366,7 @@ def test_as_an_ordinary_user() -> None:
         assert result.stdout == "54321 54321\n", result.stderr
 
 
+@pytest.mark.slow
 def test_stopping_an_agent_that_hangs(platform: LocalPlatform, run: Run, stub_session: StubSession) -> None:
     workers = platform.launch([run.spec(session=stub_session.address)])
     agent = stub_session.wait_for("hello")["pid"]

@@ -20,13 +20,12 @@ from typing import Any
 import muster
 import psutil
 import pytest
-from muster import worker_pool
 from muster.agent import linux
 from muster.errors import JobError, PlatformError, RunFailed, RunStopped, WorkerOutOfMemory
 from muster.events import Event, EventKind
 from muster.job import Status, Worker
 from muster.platforms.base import Reach
-from muster.worker_pool import Pool
+from muster.worker_pool import Pool, location
 
 from tests.platforms.isolated import Isolated, isolated
 from tests.support import IMPORT_PATH, environment, eventually, is_gone
@@ -278,7 +277,7 @@ def test_a_pool_whose_run_is_interrupted_before_it_begins_gives_its_workers_back
 
     pool = muster.pool(1, memory=0.5, platform=isolated(), dashboard=False, idle_minutes=0.03)
     with monkeypatch.context() as patch:  # as Ctrl-C does while the pool waits for a worker that is replaced
-        patch.setattr("muster.worker_pool._Elsewhere._await_workers", interrupt)
+        patch.setattr("muster.worker_pool.location.PoolElsewhere._await_workers", interrupt)
         with pytest.raises(KeyboardInterrupt):
             run(pool)
     eventually(lambda: "closed, as it was not used" in repr(pool), "it is closed", timeout=30)
@@ -327,7 +326,7 @@ def test_what_fails_once_the_workers_are_there_leaves_none_of_them(monkeypatch: 
     def refuse(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("muster.worker_pool.PooledPlatform", refuse)
+    monkeypatch.setattr("muster.worker_pool.location.PooledPlatform", refuse)
     with pytest.raises(KeyboardInterrupt):
         muster.pool(1, memory=0.5, platform=isolated(), dashboard=False)
     (held,) = muster.list_runs()
@@ -464,15 +463,15 @@ RUNS, FAILED = Worker("a", "worker-0", Status.RUNNING), Worker("b", "worker-1", 
 def test_a_run_is_refused_where_too_few_workers_come_back(
     monkeypatch: pytest.MonkeyPatch, workers: list[Worker], words: str
 ) -> None:
-    monkeypatch.setattr(worker_pool, "BACK_SECONDS", 0.0)
-    location: Any = SimpleNamespace(why_closed=None, _workers=lambda: workers)
+    monkeypatch.setattr(location, "BACK_SECONDS", 0.0)
+    pool: Any = SimpleNamespace(why_closed=None, _workers=lambda: workers)
     with pytest.raises(PlatformError) as raised:
-        worker_pool._Elsewhere._await_workers(location, 2)
+        location.PoolElsewhere._await_workers(pool, 2)
     assert words in raised.value.message
     assert raised.value.worker == (FAILED.name if RUNS in workers else None)
 
 
 def test_a_run_does_without_lost_workers_that_it_does_not_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_pool, "BACK_SECONDS", 0.0)
-    location: Any = SimpleNamespace(why_closed=None, _workers=lambda: [RUNS, FAILED])
-    worker_pool._Elsewhere._await_workers(location, 1)
+    monkeypatch.setattr(location, "BACK_SECONDS", 0.0)
+    pool: Any = SimpleNamespace(why_closed=None, _workers=lambda: [RUNS, FAILED])
+    location.PoolElsewhere._await_workers(pool, 1)

@@ -37,16 +37,37 @@ def test_a_host_that_starts_anew_gets_its_worker_again(hosts: Network, folder: P
     recovers(restart, platform="hosts", hosts=["h1:1", "h2:1"], lease_seconds=3)
 
 
-def test_a_container_that_is_killed_is_replaced(either_engine: ContainerEngine, folder: Path) -> None:
-    kept = folder.parent / "kept"
-    kept.mkdir()
+@pytest.fixture
+def kept(folder: Path) -> Path:
+    """A folder of this machine for checkpoints, which containers have as a volume."""
+    made = folder.parent / "kept"
+    made.mkdir()
+    return made
 
-    def kill(running: muster.Cluster) -> None:
-        names = either_engine.containers()
-        either_engine.run("kill", next(name for name in names if name.endswith("worker-0")))
 
-    recovers(kill, lost="worker-0", platform="containers", volumes=[f"{kept}:/kept"], env={"KEPT": "/kept"})
+def with_kept(kept: Path) -> dict[str, Any]:
+    """Return options for containers that keep their checkpoints in a folder of this machine."""
+    return {"platform": "containers", "volumes": [f"{kept}:/kept"], "env": {"KEPT": "/kept"}}
+
+
+def kill_container(engine: ContainerEngine, worker: str) -> None:
+    """Kill a worker's container."""
+    engine.run("kill", next(name for name in engine.containers() if name.endswith(worker)))
+
+
+def test_a_container_that_is_killed_is_replaced(either_engine: ContainerEngine, kept: Path) -> None:
+    recovers(lambda running: kill_container(either_engine, "worker-0"), lost="worker-0", **with_kept(kept))
     eventually(lambda: either_engine.left_behind() == [], "nothing is left", timeout=30)
+
+
+@pytest.mark.elsewhere
+def test_a_run_goes_on_without_the_container_that_cannot_be_started_again(engine: Podman, kept: Path) -> None:
+    def kill_for_good(running: muster.Cluster) -> None:
+        kept.rename(kept.with_name("moved"))  # the volume of a new container; the other one has it mounted already
+        kill_container(engine, "worker-1")
+
+    recovers(kill_for_good, is_left_alone=True, min_workers=1, **with_kept(kept))
+    eventually(lambda: engine.left_behind() == [], "nothing is left", timeout=30)
 
 
 def test_a_run_on_hosts_goes_on_without_the_one_that_is_cut_off(hosts: Network, folder: Path) -> None:
@@ -86,13 +107,19 @@ def test_horovods_ranks_on_hosts_go_on_with_the_worker_that_replaces_a_lost_one(
 
 @pytest.mark.elsewhere
 @pytest.mark.horovod
-def test_horovods_ranks_in_containers_go_on_with_the_container_that_replaces_a_killed_one(
-    engine: Podman, folder: Path
+def test_horovods_ranks_in_containers_go_on_with_the_container_that_replaces_the_first(
+    engine: Podman, kept: Path
 ) -> None:
-    def kill(running: muster.Cluster) -> None:
-        engine.run("kill", next(name for name in engine.containers() if name.endswith("worker-1")))
+    lose = lambda running: kill_container(engine, "worker-0")  # noqa: E731
+    recovers(lose, lost="worker-0", strategy="horovod", **with_kept(kept), **WITH_TENSORFLOW)
+    eventually(lambda: engine.left_behind() == [], "nothing is left", timeout=30)
 
-    recovers(kill, strategy="horovod", platform="containers", **WITH_TENSORFLOW)
+
+@pytest.mark.elsewhere
+@needs_open_mpi
+def test_with_the_first_container_of_mpi_killed_all_are_launched_anew(engine: Podman, kept: Path) -> None:
+    lose = lambda running: kill_container(engine, "worker-0")  # noqa: E731
+    recovers(lose, are_all_new=True, strategy="mpi", mpiexec=OPEN_MPI, **with_kept(kept))
     eventually(lambda: engine.left_behind() == [], "nothing is left", timeout=30)
 
 
@@ -111,6 +138,12 @@ def test_all_start_again_without_a_server_that_is_lost_on_a_host(hosts_with_tens
         lambda running: take_away(running, "ps-0"), platform="hosts", hosts=["h1:2", "h2:1"],
         env={"KEPT": "/home/checkpoints"}, **WITH_TENSORFLOW,
     )  # fmt: skip
+
+
+@pytest.mark.elsewhere
+def test_all_start_again_without_a_server_whose_container_is_killed(engine: Podman, kept: Path) -> None:
+    servers_recover(lambda running: kill_container(engine, "ps-0"), **with_kept(kept), **WITH_TENSORFLOW)
+    eventually(lambda: engine.left_behind() == [], "nothing is left", timeout=30)
 
 
 @pytest.mark.elsewhere

@@ -9,7 +9,9 @@ import muster
 import pytest
 from muster.errors import PlatformError
 from muster.platforms.base import Platform
-from muster.run.request import RunRequest, check, describe_place
+from muster.run.check import check
+from muster.run.checked import describe_place
+from muster.run.request import RunRequest
 
 from tests.plain import Plain
 from tests.platforms.relayed import Relayed, Unrelayed

@@ -60,6 +60,20 @@ def test_a_guard_imports_what_cleans_up_only_where_a_session_lasts(tmp_path: Pat
     assert not (tmp_path / "cleaned").exists()
 
 
+def test_a_file_of_the_users_stands_in_for_no_module_in_a_guard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of a script comes first on the path of its session, which may never import that module."""
+    (tmp_path / "cleans_up.py").write_text(f"import chunk\n{CLEANS_UP}")
+    (tmp_path / "chunk.py").write_text(f"open({str(tmp_path / 'mine')!r}, 'w')\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(linux, "start_of", lambda pid: 0)  # so that the session counts as ended
+    guard = SessionGuard("cleans_up", {"jobs": [], "folder": str(tmp_path)})
+    eventually((tmp_path / "cleaned").exists, "it has cleaned up")
+    guard.close()
+    assert not (tmp_path / "mine").exists()
+
+
 def test_the_tests_see_a_guard_that_somebody_forgets() -> None:
     guard = GuardProcess()
     try:

@@ -640,6 +640,7 @@ def test_slurm_is_asked_as_often_for_a_thousand_workers_of_several_runs_as_for_t
     assert len(ended) <= 4
 
 
+@pytest.mark.slow
 def test_tasks_of_several_nodes_are_told_to_end_by_one_request(cluster: StandIn, run: Run) -> None:
     asked: list[tuple[str, dict[str, Any]]] = []
 

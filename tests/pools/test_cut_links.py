@@ -212,6 +212,7 @@ def test_a_worker_that_is_told_to_end_while_the_link_is_cut_waits_for_nobody(wor
     assert "about to be taken away" not in log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lease", [LEASE])
 def test_after_the_lease_everything_has_ended_and_the_worker_is_lost(worker: Leased) -> None:
     pid = worker.start("sleep 60")
@@ -226,6 +227,7 @@ def test_after_the_lease_everything_has_ended_and_the_worker_is_lost(worker: Lea
     assert not worker.send(wire.AskStacks())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lease", [LEASE])
 def test_the_next_generation_comes_after_the_lease_and_fences_the_one_before(worker: Leased) -> None:
     agent = worker.of(wire.Hello)[0].pid
@@ -259,6 +261,7 @@ def test_an_agent_that_is_ended_says_so_and_nobody_waits_for_its_lease(worker: L
     eventually(lambda: worker.endpoint.lost == ["worker-0"], seconds=LONG_LEASE / 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lease", [LEASE])
 def test_a_session_that_closes_is_not_waited_for_longer_than_the_lease(worker: Leased) -> None:
     pid = worker.start("sleep 60")

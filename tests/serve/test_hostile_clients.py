@@ -138,6 +138,7 @@ def test_bodies_of_one_who_has_a_key_leave_room_for_those_of_others(service: Ser
         assert other_client.launch(code="1" + " " * (BODY // 2)).status_code == 200
 
 
+@pytest.mark.slow
 def test_with_tls_idle_connections_hold_up_nobody_either(tmp_path: Path) -> None:
     certificate, key = make_certificate("127.0.0.1")
     (tmp_path / "cert.pem").write_text(certificate)
@@ -156,6 +157,7 @@ def test_with_tls_idle_connections_hold_up_nobody_either(tmp_path: Path) -> None
             assert slow.recv(1) == b""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "seconds", "with_key"),
     [

@@ -151,6 +151,7 @@ def test_a_disk_that_cannot_be_written_is_said(client: Client, service: Service)
     assert client.list().json() == []
 
 
+@pytest.mark.slow
 def test_workers_are_limited_in_a_session_and_in_all(tmp_path: Path) -> None:
     with serving(tmp_path, "--max-workers", "3", "--max-session-workers", "2") as service:
         one, other = Client(service.client_environment()), Client(service.client_environment())

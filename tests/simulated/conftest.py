@@ -14,8 +14,8 @@ from muster.checks.planning import member_names
 from muster.events.observers import Observers
 from muster.job import Job, Script
 from muster.run import execution
+from muster.run.checked import CheckedRun
 from muster.run.execution import Execution
-from muster.run.request import CheckedRun
 from muster.strategies import get_strategy
 from muster.testing import ScriptedPlatform, SimulatedLoop
 

@@ -21,8 +21,10 @@ from muster.failure.causes import Failure, FailureKind
 from muster.job import EndCause, Limits, Script, WorkerSpec
 from muster.records.runs import Run
 from muster.run.attempts import BY_ITSELF, CAUSES, Attempts, RestartPolicy
+from muster.run.check import check
+from muster.run.checked import CheckedRun
 from muster.run.execution import Execution
-from muster.run.request import CheckedRun, RunRequest, check
+from muster.run.request import RunRequest
 from muster.testing import ScriptedPlatform, ScriptedWorker, SimulatedLoop
 
 from tests.simulated.executing import finish, recorded
@@ -183,15 +185,16 @@ def test_a_run_is_tried_again_until_it_succeeds_or_it_is_enough(
 class Refusing(ScriptedPlatform):
     """A platform that refuses a worker in the attempts of these numbers."""
 
-    def __init__(self, worker: str, attempts: tuple[int, ...]) -> None:
+    def __init__(self, worker: str, attempts: tuple[int, ...], kind: type[MusterError] = LaunchRefused) -> None:
         super().__init__()
+        self._kind = kind
         self._worker = worker
         self._attempts = attempts
 
     def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
         number = int(run_key.split(".")[1])
         if number in self._attempts and self._worker in [spec.name for spec in specs]:
-            raise LaunchRefused("there is no host for it.")
+            raise self._kind("there is no host for it.")
         return super().submit(specs, run_key)
 
 
@@ -216,11 +219,12 @@ def killed_in(player: ScriptedWorker, *attempts: int) -> None:
     player.on_order = on_order
 
 
+@pytest.mark.parametrize("kind", [LaunchRefused, JobError])  # an option may have been right when the run began
 def test_a_lost_worker_that_cannot_be_replaced_is_left_out_until_the_next_attempt(
-    loop: SimulatedLoop, made: Execution, checked: CheckedRun
+    loop: SimulatedLoop, made: Execution, checked: CheckedRun, kind: type[MusterError]
 ) -> None:
     """It is there for the first attempt, not for the second, and comes back for the third."""
-    platform = Refusing("worker-1", (2,))
+    platform = Refusing("worker-1", (2,), kind)
     killed_in(platform.player("worker-1"), 1)
     again = iter([False, True])
     first = platform.player("worker-0")

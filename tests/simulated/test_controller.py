@@ -23,7 +23,8 @@ from muster.errors import JobError, PlatformError
 from muster.platforms import PLATFORMS
 from muster.records.runs import Run
 from muster.run import controller, execution
-from muster.run.request import RunRequest, check
+from muster.run.check import check
+from muster.run.request import RunRequest
 from muster.runtime.latch import Latch
 from muster.testing import ScriptedPlatform, SimulatedLoop
 

@@ -6,7 +6,8 @@ import resource
 
 import pytest
 from muster.errors import JobError
-from muster.run.request import RunRequest, check
+from muster.run.check import check
+from muster.run.request import RunRequest
 from muster.runtime import descriptors
 from muster.testing import ScriptedPlatform
 

@@ -18,11 +18,11 @@ from muster.job import Script
 from muster.platforms.base import Storage
 from muster.records.runs import Run
 from muster.run import exchange
+from muster.run.checked import CheckedRun
 from muster.run.exchange import Sending
 from muster.run.execution import Execution
 from muster.run.orchestrator import Orchestrator
 from muster.run.project import Contents, write_list
-from muster.run.request import CheckedRun
 from muster.run.worker_log import WorkerLog
 from muster.testing import ScriptedPlatform, SimulatedLoop
 
@@ -158,6 +158,24 @@ def test_what_workers_have_printed_is_waited_for_as_long_as_it_comes(apart: Apar
     assert (apart.made.run_dir / "logs" / "worker-0.log").read_text() == "".join(f"{n}\n" for n in range(6))
     (note,) = [event.data.text for event in told if isinstance(event.data, Note)]
     assert note == "What worker-1 printed last may be missing: its agent has not said that this was all."
+
+
+def test_a_worker_that_does_not_answer_does_not_hold_up_the_end(apart: Apart) -> None:
+    async def freeze(orchestrator: Orchestrator) -> None:
+        for worker in ("worker-0", "worker-1"):
+            apart.write(worker, "out/score.txt", "5")
+        apart.platform.player("worker-1").behaviour.deaf_to = frozenset(["ping", "stop", "end"])
+        orchestrator.stop("by request")
+        stopped.append(apart.loop.time())
+
+    stopped: list[float] = []
+    apart.platform.player("worker-1").behaviour.runs_for = None
+    apart.play(freeze)
+    assert apart.loop.time() - stopped[0] < 20
+    assert (apart.made.run_dir / "collected/worker-0/src/out/score.txt").exists()
+    assert not (apart.made.run_dir / "collected/worker-1").exists()
+    told = [event.data["text"] for event in Run(apart.made.run_dir).events() if event.kind == "note"]
+    assert any("Nothing more is got from worker-1, which does not answer." in text for text in told), told
 
 
 def test_files_go_and_come_while_it_runs(apart: Apart, tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from muster.pools.endpoint import Endpoint
 from muster.records import folders, runs
 from muster.records.journal import Journal
 from muster.run import execution, preparation
+from muster.run.checked import CheckedRun
 from muster.run.execution import Execution
-from muster.run.request import CheckedRun
 from muster.testing import ScriptedPlatform, SimulatedLoop
 
 from tests.simulated.executing import finish, recorded

@@ -26,6 +26,7 @@ from muster.run import files as files_module
 from muster.run.exchange import Exchange
 from muster.run.files import TransferFailed, Transfers
 from muster.run.state import RunState
+from muster.runtime import clock
 
 LARGE = 3 * WINDOW + 12345
 CONTENT = os.urandom(LARGE)
@@ -511,6 +512,10 @@ class Connections:
         self.on_lost = self.on_cut = self.on_back = nobody
         self.seconds_left = 0.0
         self.leases = SimpleNamespace(seconds_left=lambda name: self.seconds_left)
+
+    def heard_at(self, name: str) -> float:
+        """Return now, as its worker answers at any time."""
+        return clock.now()
 
 
 def exchange_of(worker: Worker, connections: Connections, tmp_path: Path) -> Exchange:

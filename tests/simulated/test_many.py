@@ -21,8 +21,8 @@ from muster.platforms.base import PollBackoff
 from muster.records.journal import Journal
 from muster.run import execution
 from muster.run.attempts import RestartPolicy
+from muster.run.checked import CheckedRun
 from muster.run.execution import Execution
-from muster.run.request import CheckedRun
 from muster.testing import Scene, ScriptedPlatform, ScriptedWorker, SimulatedLoop
 
 from tests.simulated.executing import finish

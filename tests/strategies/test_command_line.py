@@ -15,7 +15,9 @@ from muster.commands.run import run
 from muster.errors import JobError
 from muster.options.fields import option
 from muster.platforms.local import LocalPlatform
-from muster.run.request import CheckedRun, RunRequest, check
+from muster.run.check import check
+from muster.run.checked import CheckedRun
+from muster.run.request import RunRequest
 from muster.strategies import STRATEGIES
 
 from tests.plain import Plain
@@ -96,7 +98,7 @@ class TestDeclaredOptions:
             asked.append(request)
             return check(request)
 
-        monkeypatch.setattr("muster.run.request.check", noted)
+        monkeypatch.setattr("muster.run.check.check", noted)
         flags = ["--tea-breaks", "3", "--biscuits", "plain 'with jam'", "--with-milk", "--log-cap", "5000"]
         result = muster("plan", "-s", "leisurely", "-p", "local", *flags, script)
         assert result.exit_code == 0, result.output

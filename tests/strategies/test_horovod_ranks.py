@@ -53,7 +53,7 @@ def environments(**options: Any) -> list[dict[str, str]]:
     def told() -> dict[str, str]:
         import os
 
-        of_interest = ("HOROVOD_", "NCCL_", "PYTHONUNBUFFERED", "SECRET")
+        of_interest = ("HOROVOD_", "NCCL_", "PYTHONUNBUFFERED", "SECRET", "MUSTER_RANK", "MUSTER_WORLD_SIZE")
         return {name: value for name, value in os.environ.items() if name.startswith(of_interest)}
 
     values = run(told, **options).result.values
@@ -79,6 +79,9 @@ def test_agents_give_ranks_the_environment_that_horovodrun_gives_them() -> None:
         found[launcher] = [{name: rank[name] for name in rank.keys() - OF_THE_RUN} for rank in ranks]
     assert found["agents"] == found["horovodrun"]
     assert [rank["HOROVOD_RANK"] for rank in found["agents"]] == ["0", "1", "2", "3"]
+    assert [(rank["MUSTER_RANK"], rank["MUSTER_WORLD_SIZE"]) for rank in found["agents"]] == [
+        (str(rank), "4") for rank in range(4)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ SAID = ("advice", "message", "text", "words")  # keyword arguments, and names, o
 ONLY_IN_PYTHON = {
     "api.py": "the call from Python itself",
     "dashboard/widget.py": "the view of a notebook, which calls from Python",
-    "worker_pool.py": "pools, which there are in Python alone",
+    "worker_pool/location.py": "pools, which there are in Python alone",
+    "worker_pool/__init__.py": "pools, which there are in Python alone",
     "run/misnamed.py": "arguments of a call from Python",
     "run/cluster.py": "Cluster(), which there is in Python alone",
     "checks/names.py": "arguments of a call from Python",

@@ -392,6 +392,7 @@ def oldest_interpreter() -> str | None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interpreter", [sys.executable, "the oldest"])
 def test_a_copy_of_the_folder_reports_from_any_interpreter(tmp_path: Path, interpreter: str) -> None:
     python = oldest_interpreter() if interpreter == "the oldest" else interpreter

@@ -116,6 +116,7 @@ def run(folder: Path, script: str, n_workers: int = 1, **env: str) -> tuple[Any,
     return cluster, list(muster.open_run(cluster.run_id).events())
 
 
+@pytest.mark.slow
 def test_a_run_says_what_the_first_step_waits_for(folder: Path) -> None:
     cluster, events = run(
         folder,

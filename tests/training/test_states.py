@@ -27,6 +27,7 @@ nested = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(state=nested)
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, state: Any) -> None:
     path = tmp_path_factory.getbasetemp() / "state.npz"

@@ -54,6 +54,7 @@ def read_until(terminal: int, words: str) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_in_a_terminal_it_asks_about_the_key_and_for_the_password(person: Person, host: Host) -> None:
     terminal, theirs = pty.openpty()
     command = person.command(host.address, "--user", USER, terminal=os.ttyname(theirs))
@@ -80,6 +81,7 @@ def test_in_a_terminal_it_asks_about_the_key_and_for_the_password(person: Person
     assert (status, f"muster trust {host.address} -p 2222" in said) == (1, True)
 
 
+@pytest.mark.slow
 def test_without_a_terminal_it_says_what_to_accept_and_goes_on_with_the_next_host(person: Person, host: Host) -> None:
     status, said = person.trust("127.255.255.254", host.address)
     assert status == 1

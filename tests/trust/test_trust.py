@@ -41,6 +41,7 @@ def never(*_: object) -> Any:
     raise AssertionError("nothing is to be asked")
 
 
+@pytest.mark.slow
 def test_from_a_password_to_logins_that_ask_nothing(make_host: Callable[..., Host], folder: Path) -> None:
     hosts = [make_host(), make_host()]
     asked: list[str] = []

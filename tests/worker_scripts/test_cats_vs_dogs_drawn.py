@@ -29,6 +29,7 @@ def test_a_picture_is_the_same_whoever_draws_it(pictures: Pictures) -> None:
     np.testing.assert_array_equal(labels_again, labels[37:39])
 
 
+@pytest.mark.slow
 def test_no_two_are_alike(pictures: Pictures) -> None:
     images, _ = pictures
     others, _ = drawn.draw_set(60, seed=1)
@@ -41,6 +42,7 @@ def test_they_are_neither_black_nor_white(pictures: Pictures) -> None:
     assert ((images > 5) & (images < 250)).mean() > 0.9
 
 
+@pytest.mark.slow
 def test_colour_alone_tells_nothing(pictures: Pictures) -> None:
     """The mean colours of cats and of dogs overlap: they differ by less than half of how much they scatter."""
     images, labels = pictures

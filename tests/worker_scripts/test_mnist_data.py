@@ -78,6 +78,7 @@ def test_a_part_of_the_training_data(tmp_path: Path, small: Digits) -> None:
     assert (len(images), len(labels), len(test_images)) == (3, 3, 2)
 
 
+@pytest.mark.slow
 def test_the_digits_of_scikit_learn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (x_train, y_train), (x_test, y_test) = first = mnist_data.load()
     assert "scikit-learn (1,797" in capsys.readouterr().out
@@ -112,6 +113,7 @@ def test_enlarging_interpolates() -> None:
     np.testing.assert_allclose(image[14, 4:24], [255] * 9 + [0.7 * 255, 0.3 * 255] + [0] * 9, atol=0.51)
 
 
+@pytest.mark.slow
 def test_several_workers_at_once_write_one_whole_cache(tmp_path: Path) -> None:
     program = "from worker_scripts import mnist_data; print(sum(len(labels) for _, labels in mnist_data.load()))"
     env = environment(PYTHONPATH=str(REPOSITORY))

@@ -85,6 +85,7 @@ class Agent:
         self._link.on_welcome = lambda welcome: setattr(self._pace, "interval", welcome.interval)
         self._files = Files(self._loop, self._link.send, config["places"], config.get("cache"))
         self.processes = Children(self._loop, self._log.descriptor)
+        self.processes.on_suspended = self._process_suspended
         self._launcher = LauncherHere(self._loop, self.processes, config, self._link.send, self._stop_if_all_left)
         self._streams = Streams(self._loop, self.processes, self._link.send, lambda: self._address)
         self._address = ""
@@ -355,6 +356,10 @@ class Agent:
         if self.config["process"]:
             self._loop.stop()
         self._stop_if_all_left()
+
+    def _process_suspended(self, child: Child, is_suspended: bool) -> None:
+        if child is not self._launcher.child:
+            self._link.send(wire.Suspended(child.rank, is_suspended))
 
     def _stop_if_all_left(self) -> None:
         if self._is_told_to_end and not self.processes.running:

@@ -34,6 +34,7 @@ def parse_rank(command: str) -> "dict[str, Any] | None":
 
     Its form is ``cd FOLDER > /dev/null 2>&1 ; env NAME=VALUE ... PROGRAM ARGUMENT...``, with values and arguments
     quoted for a shell, and ``HOROVOD_RANK`` among the names. The folder is not quoted, and therefore not used.
+    ``env`` has the rank and the number of ranks under the names that all of Muster's ranks have, too.
     """
     found = RANK_COMMAND.match(command)
     if not found:
@@ -48,6 +49,7 @@ def parse_rank(command: str) -> "dict[str, Any] | None":
         env[name] = value
     if not words or not env.get("HOROVOD_RANK", "").isdecimal():
         return None
+    env["MUSTER_RANK"], env["MUSTER_WORLD_SIZE"] = env["HOROVOD_RANK"], env.get("HOROVOD_SIZE", "")
     return {"rank": int(env["HOROVOD_RANK"]), "env": env, "argv": words}
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 agent.import_all()  # once, for all agents, which are forks of it
 
 AGENT_GRACE = 3.0  # seconds that an agent gets for ending its processes and itself
+SUSPENDED = "Its agent is suspended, by SIGSTOP or a debugger."
 SESSION_CHECK = 0.5  # seconds between two checks of the session's process, where the kernel has no pidfd
 
 
@@ -305,10 +306,13 @@ class Guard:
         by_pid = {worker.pid: worker for worker in self._workers.values() if not worker.has_ended}
         try:
             while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
                 if pid == 0:
                     break
-                if pid in by_pid:
+                if not (os.WIFEXITED(status) or os.WIFSIGNALED(status)):
+                    if pid in by_pid:
+                        by_pid[pid].facts["reason"] = SUSPENDED if os.WIFSTOPPED(status) else None
+                elif pid in by_pid:
                     self._record_end(by_pid.pop(pid), status)
                 else:
                     self._templates.ended(pid)
@@ -331,6 +335,7 @@ class Guard:
             worker.outcome = {"status": "failed", "reason": "Its agent was ended by {}.".format(how)}
         if worker.facts["status"] == "stopping":
             worker.outcome = {"status": "stopped"}
+        worker.facts.pop("reason", None)  # it was that of a silence
         worker.facts.update(worker.outcome, finished_at=time.time())
         self._remove_scratch(worker)
         if worker.imports is not None and not self._is_ending and all(w.has_ended for w in self._workers.values()):

@@ -139,6 +139,9 @@ class Children:
     Args:
         loop: the agent's event loop.
         output: descriptor of the worker's log.
+
+    Attributes:
+        on_suspended: called with a process and True when it is suspended, as by SIGSTOP, and False when it goes on.
     """
 
     def __init__(self, loop: Loop, output: int) -> None:
@@ -148,6 +151,7 @@ class Children:
         self._leftovers = Leftovers()
         self.services: "dict[int, Callable[[int], object]]" = {}
         self.running: "dict[int, Child]" = {}
+        self.on_suspended: "Callable[[Child, bool], object]" = lambda child, is_suspended: None
         self.marks: "set[str]" = set()  # marks of services whose daemons are left alone as long as the services run
 
     def start(
@@ -185,12 +189,14 @@ class Children:
         ended = []
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             except ChildProcessError:
                 break
             if pid == 0:
                 break
-            if os.WIFSTOPPED(status):  # it has asked to be traced by its parent, and hangs in that, but has not ended
+            if not (os.WIFEXITED(status) or os.WIFSIGNALED(status)):  # it is suspended or goes on
+                if pid in self.running:
+                    self.on_suspended(self.running[pid], os.WIFSTOPPED(status))
                 continue
             if pid in self.running:
                 ended.append(self._record_end(self.running.pop(pid), status))

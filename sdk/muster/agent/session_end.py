@@ -60,12 +60,11 @@ def _is_done(facts: "dict[str, Any]", lines: "IO[bytes]", module: str) -> bool:
             if not line or _takes(facts, line):
                 return bool(line)
     os.set_blocking(lines.fileno(), False)
-    while True:  # what was sent just before its end
-        line = lines.readline()
-        if not line:
-            return False
-        if _takes(facts, line):
-            return True
+    with contextlib.suppress(OSError):  # there is no more, and a process that the session has forked can still write
+        for line in iter(lines.readline, b""):  # what was sent just before its end
+            if _takes(facts, line):
+                return True
+    return False
 
 
 def _takes(facts: "dict[str, Any]", line: bytes) -> bool:

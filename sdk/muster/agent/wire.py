@@ -53,6 +53,7 @@ from .worker_messages import (
     Preempted,
     ProcessStacks,
     Started,
+    Suspended,
     TcpConnection,
     Usage,
     connection,
@@ -69,8 +70,8 @@ __all__ = [
     "LauncherExited", "LauncherOutput", "Leaving", "Listening", "MOST_METRICS", "Misfit", "Missing", "Notice",
     "OF_STREAMS", "OVERHEAD", "Opened", "Output", "Ping", "Preempted", "ProcessStacks", "Progress", "Put", "REPORTS",
     "Raised", "Refused", "Release", "Resize", "Returned", "Stage", "Start", "Started", "Stop", "StopLauncher",
-    "Sync", "Synced", "TcpConnection", "UnknownKind", "Usage", "VERSION", "WINDOW", "Warned", "Watch", "Welcome",
-    "connection", "cost", "encode", "from_agent", "from_session", "read_report",
+    "Suspended", "Sync", "Synced", "TcpConnection", "UnknownKind", "Usage", "VERSION", "WINDOW", "Warned", "Watch",
+    "Welcome", "connection", "cost", "encode", "from_agent", "from_session", "read_report",
 ]  # fmt: skip
 
 VERSION = 2
@@ -78,7 +79,7 @@ OF_STREAMS = (Opened, Data, Credit, Eof, Closed)  # from agents
 
 # Messages that must not be lost with a connection: these are numbered where a worker has a lease
 LASTING = frozenset(
-    (Started, Exited, Preempted, HungUp, Broken, Listening, Output, ProcessStacks, Error, Returned, Raised)
+    (Started, Exited, Suspended, Preempted, HungUp, Broken, Listening, Output, ProcessStacks, Error, Returned, Raised)
     + (Opened, Data, Credit, Eof, Closed, Execute, Dial, Resize, Close)
     + (
         LauncherOutput,

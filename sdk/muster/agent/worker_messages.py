@@ -130,6 +130,14 @@ class LauncherExited(NamedTuple):
     signal: "int | None" = None
 
 
+@message("suspended", FROM_AGENT, rank=rank, is_suspended=yes_or_no)
+class Suspended(NamedTuple):
+    """A process has been suspended, by SIGSTOP or a debugger; or it goes on, if not ``is_suspended``."""
+
+    rank: "int | None" = None
+    is_suspended: bool = True
+
+
 @message("listening", FROM_AGENT, port=port)
 class Listening(NamedTuple):
     """A process of the worker listens on the port."""

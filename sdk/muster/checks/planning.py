@@ -32,7 +32,7 @@ OF_MUSTER = re.compile(
 POINTER = 8  # bytes, which each text takes, too
 LONGEST_TEXTS = min(os.sysconf("SC_ARG_MAX"), 6 << 20) - (1 << 17)  # bytes of all, less those of a usual environment
 LONGEST_TEXT = 32 * os.sysconf("SC_PAGE_SIZE")  # bytes of an argument or variable, with the zero at its end
-OF_LAUNCHER = re.compile(r"(HOROVOD_|OMPI_COMM_WORLD_|PMI_)((LOCAL|CROSS)_)?(RANK|SIZE)$|MUSTER_RANK$")
+OF_LAUNCHER = re.compile(r"(HOROVOD_|OMPI_COMM_WORLD_|PMI_)((LOCAL|CROSS)_)?(RANK|SIZE)$|MUSTER_(RANK|WORLD_SIZE)$")
 
 
 def member_names(job: Job, strategy: Strategy) -> list[tuple[str, str, int]]:

@@ -11,8 +11,10 @@ from muster.checkup.report import Finding, Report
 from muster.checkup.session import CHECKS, imported_for_training
 from muster.checkup.workers import probe_workers
 from muster.errors import JobError, PlatformError
+from muster.run.check import check
+from muster.run.checked import CheckedRun
 from muster.run.cluster import Cluster
-from muster.run.request import CheckedRun, RunRequest, check
+from muster.run.request import RunRequest
 
 __all__ = ["Finding", "Report", "examine"]
 

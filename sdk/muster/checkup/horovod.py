@@ -11,7 +11,7 @@ from typing import Any
 
 from muster.checkup.report import Finding
 from muster.failure.advice import HOROVOD_KERAS, build_horovod_again
-from muster.run.request import CheckedRun
+from muster.run.checked import CheckedRun
 from muster.text.arguments import Argument, ArgumentText
 from muster.text.reading import parse_last_line
 

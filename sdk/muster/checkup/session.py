@@ -22,7 +22,7 @@ from muster.platforms.base import gpus_in_words
 from muster.platforms.surroundings import idle_minutes
 from muster.pools.listener import listening_socket
 from muster.records.folders import muster_home
-from muster.run.request import CheckedRun, describe_place
+from muster.run.checked import CheckedRun, describe_place
 from muster.text.arguments import Argument, ArgumentText
 from muster.text.names import join_names
 from muster.text.reading import parse_last_line

@@ -20,8 +20,8 @@ from muster.checkup.report import Finding, count_of
 from muster.checkup.session import LITTLE, needed_of_workers
 from muster.errors import ExtraMissing, MusterError
 from muster.job import Job, Limits, Member, Plan, Process
+from muster.run.checked import CheckedRun
 from muster.run.cluster import Cluster
-from muster.run.request import CheckedRun
 from muster.runtime.extras import extra
 from muster.security.ssh import CONNECT_SECONDS, IDENTITY, log_in
 from muster.strategies.base import Facts, Strategy

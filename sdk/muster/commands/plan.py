@@ -37,7 +37,8 @@ def plan(json_wanted: bool, submission_wanted: bool, quiet: bool, **options: Any
       kubectl create --dry-run=server -f pods.yaml
     """
     from muster.checks.planning import describe
-    from muster.run.request import check, describe_place
+    from muster.run.check import check
+    from muster.run.checked import describe_place
 
     checked = check(make_request(**options))
     if submission_wanted:

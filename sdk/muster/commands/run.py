@@ -34,7 +34,8 @@ from muster.text.arguments import Argument, ArgumentText
 
 if TYPE_CHECKING:
     from muster.dashboard import Dashboard
-    from muster.run.request import CheckedRun, RunRequest
+    from muster.run.checked import CheckedRun
+    from muster.run.request import RunRequest
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -274,8 +275,8 @@ def run(quiet: bool, json_wanted: bool, **options: Any) -> None:
     """
     from muster.dashboard import NoDashboard, choose
     from muster.records.runs import Run
+    from muster.run.check import check
     from muster.run.cluster import Cluster
-    from muster.run.request import check
 
     checked = check(make_request(**options))
     if checked.limits.detached is not None:

@@ -38,6 +38,7 @@ COLUMNS: dict[str, Callable[[WorkerView], Any]] = {
     "line": attrgetter("last_line"),
     "ending": attrgetter("end"),
     "reason": attrgetter("reason"),
+    "silent": attrgetter("silent"),
 }
 # With four diffs a second, a thousand workers that change all the time are shown as they were a second ago.
 MOST_ROWS = 256
@@ -88,7 +89,8 @@ class LiveState:
         next call, unless the run has ended. Workers that have failed or changed their state do not wait.
         """
         with self.lock:
-            if self.view.version == self._version and not self._changed:
+            # What is said of silent workers contains for how long they are.
+            if self.view.version == self._version and not self._changed and not self.view.silent:
                 return None
             self._version = self.view.version
             self.number += 1

@@ -57,6 +57,7 @@ class RunView:
         told: the worker whose rank the metrics come from, and the progress of that rank.
         has_stepped: whether any process has begun to train.
         stages: the number of workers at each stage before their first step.
+        silent: names of the workers that are silent, in the order in which they became so.
         version: the number of events so far, by which dashboards notice changes.
     """
 
@@ -88,6 +89,7 @@ class RunView:
     told: tuple[str, ProcessProgress] | None = None
     has_stepped: bool = False
     stages: Counter[str] = field(default_factory=Counter)
+    silent: dict[str, None] = field(default_factory=dict)
     version: int = 0
 
     @property
@@ -121,11 +123,31 @@ class RunView:
 
     @property
     def remarks(self) -> list[str]:
-        """The notes and, while workers are on their way, what these wait for now, each text once."""
+        """The notes and, while workers are on their way, what these wait for now, each text once; and who is silent."""
         if self.status != "running":
             return [*self.notes]
         waits = dict.fromkeys(worker.waits_for for worker in self.workers.values() if worker.waits_for)
-        return [*self.notes, *[*waits][:MAX_WAITS]]
+        return [*self.notes, *[*waits][:MAX_WAITS], *self.silences]
+
+    @property
+    def silences(self) -> list[str]:
+        """Texts about the workers that do not go on: on the first of them, and on how many more there are."""
+        named = [
+            f"{self.workers[name].name} {self.silence_of(self.workers[name])}" for name in [*self.silent][:MAX_WAITS]
+        ]
+        more = len(self.silent) - len(named)
+        return [*named, f"So it is with {more} more."] if more else named
+
+    def silence_of(self, worker: WorkerView) -> str:
+        """Return what is the matter with a worker that does not go on, and for how long; empty if it goes on."""
+        if worker.silent is None:
+            return ""
+        text, since, why = worker.silent
+        return f"{text} for {duration(max(self.clock() - since, 0.0))}. {why}".rstrip()
+
+    def news_of(self, worker: WorkerView) -> str:
+        """Return why a worker is silent, why it failed or what it waits for, or else the last line of its output."""
+        return self.silence_of(worker) or worker.news
 
     @property
     def other_remarks(self) -> list[str]:
@@ -311,6 +333,7 @@ def _run_attempt(view: RunView, event: Event, data: events.RunAttempt) -> None:
     view.exception = view.culprit = ""
     view.has_stepped, view.told = False, None
     view.stages.clear()
+    view.silent.clear()
     for name, worker in view.workers.items():  # replaced in place, so that they keep their order
         view.workers[name] = WorkerView(worker.name, phase_since=event.time)
 
@@ -326,6 +349,9 @@ def _run_ended(view: RunView, event: Event, data: events.RunEnded) -> None:
     view.phase, view.phase_since, view.ended = "ended", event.time, event.time
     view.reason, view.advice = clean(data.reason or ""), clean(data.advice or "")
     view.culprit, view.error = clean(event.worker or ""), clean(data.error or "")
+    for worker in view.workers.values():
+        worker.silent = None
+    view.silent.clear()
     if view.status == "succeeded":  # workers that Muster stopped then, such as servers, have done their part
         for worker in view.workers.values():
             if worker.status == "stopped" and "ready" in worker.entered:
@@ -349,8 +375,20 @@ def _worker_state(view: RunView, worker: WorkerView, when: float, data: events.W
     if data.reason is not None or (worker.is_coming and worker.status in FINAL):
         worker.reason = clean(data.reason or "")
     worker.enter("done" if worker.status in FINAL else "scheduled", when)
+    if worker.status in FINAL:
+        _silence(view, worker, when, events.Silence())
     worker.address = clean(data.address or worker.address)
     _take_end(worker, data)
+
+
+def _silence(view: RunView, worker: WorkerView, when: float, data: events.Silence) -> None:
+    since = _finite(data.since)
+    if since is None:
+        worker.silent = None
+        view.silent.pop(worker.name, None)
+    else:
+        worker.silent = (clean(data.text or ""), since, clean(data.why or ""))
+        view.silent[worker.name] = None
 
 
 def _worker_ready(view: RunView, worker: WorkerView, when: float, data: events.WorkerReady) -> None:
@@ -480,4 +518,5 @@ _OF_WORKER: dict[str, Callable[[RunView, WorkerView, float, Any], None]] = {
     "output": _output,
     "progress": _progress,
     "exception": _exception,
+    "silence": _silence,
 }

@@ -70,6 +70,8 @@ class PlainDashboard:
         worker = view.workers.get(event.worker or "")
         if worker is None:
             return []
+        if event.kind == EventKind.SILENCE:
+            return self._silence(worker)
         if event.kind == EventKind.PROGRESS:
             return self._progress(event.time)
         if event.kind in (EventKind.STAGE, EventKind.LISTENING) and view.doing != self._doing:
@@ -107,6 +109,16 @@ class PlainDashboard:
             del self._waits[waited_for]
         self._waits[worker.waits_for] += 1
         return worker.waits_for.splitlines() if self._waits[worker.waits_for] == 1 else []
+
+    def _silence(self, worker: WorkerView) -> list[str]:
+        """Return the line on a worker that is silent or goes on or, of many, now and then one that counts them."""
+        silent = len(self._view.silent)
+        if len(self._view.workers) <= MANY or (worker.silent and silent <= MANY):
+            return [f"{worker.name} {self._view.silence_of(worker) or 'goes on'}"]
+        if self._now < self._next_census and silent:
+            return []
+        self._next_census = self._now + CENSUS_SECONDS
+        return [f"{silent} workers do not go on" if silent else "all workers go on"]
 
     def _progress(self, now: float) -> list[str]:
         if now < self._next_progress:

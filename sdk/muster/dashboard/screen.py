@@ -273,7 +273,9 @@ def _progress(view: RunView, worker: WorkerView) -> RenderableType:
 
 
 def _last_line(view: RunView, worker: WorkerView) -> Text:
-    return Text(worker.news, style=COLOURS["failed"] if worker.has_failed and worker.reason else "bright_black")
+    return Text(
+        view.news_of(worker), style=COLOURS["failed"] if worker.has_failed and worker.reason else "bright_black"
+    )
 
 
 def _name(view: RunView, worker: WorkerView) -> Text:

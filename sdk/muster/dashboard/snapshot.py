@@ -249,7 +249,7 @@ def _cells(view: RunView, worker: WorkerView) -> list[str]:
         "" if worker.cpu is None else f"{worker.cpu:.1f}",
         escape(worker.gpu_use),
         size(worker.memory, view.limit_of(worker)),
-        escape(_cut(worker.news)),
+        escape(_cut(view.news_of(worker))),
     ]
 
 

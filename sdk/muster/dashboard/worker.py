@@ -32,6 +32,8 @@ class WorkerView:
         gpu_memory: bytes of GPU memory in use.
         progress: the progress of each of its ranks; the key None is for a worker without ranks.
         ranks: the ranks that run on it, in order.
+        silent: what is the matter while its agent does not answer or a process of it is suspended, since when, and why,
+            where that is known; None while it goes on.
         received, expected: bytes of the project that it has received, and that it will have received in the end.
         end: how its process ended, such as ``exit 3``, or the type of the exception that its script raised; of several
             ranks, of the first that failed. Empty if Muster stopped the process, which does not show whether it did
@@ -54,6 +56,7 @@ class WorkerView:
     gpu_memory: float | None = None
     progress: dict[int | None, ProcessProgress] = field(default_factory=dict)
     ranks: list[int] = field(default_factory=list)
+    silent: tuple[str, float, str] | None = None
     received: int = 0
     expected: int = 0
     exit_code: int | None = None

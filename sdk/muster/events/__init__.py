@@ -28,6 +28,8 @@ The ``kind`` of an event determines the fields of its ``data``:
                      previous stage took
 ``exception``        ``rank``, ``type``, ``message``, ``traceback``: a script raised
 ``stacks``           ``rank``, ``text``: Python stacks, requested by the session
+``silence``          ``since`` (seconds since the epoch), ``text``, ``why``: the worker's agent does not answer, or
+                     one of its processes is suspended; all None: it goes on
 ===================  =================================================================================================
 
 ``worker`` is the worker's name (``ps-0``, ``worker-1``), or None for facts about the whole run. ``data`` is an instance
@@ -62,6 +64,7 @@ from muster.events.data import (
     RunPhase,
     RunRequested,
     ScriptRaised,
+    Silence,
     Stage,
     Transfer,
     Usage,
@@ -74,7 +77,8 @@ from muster.text.reading import parse_json
 __all__ = [
     "Event", "EventData", "EventKind", "Listening", "Note", "Observer", "Output", "Reached", "ProcessExited",
     "ProcessStacks", "ProcessStarted", "Progress", "RunAttempt", "RunEnded", "RunPhase", "RunRequested", "ScriptRaised",
-    "Stage", "Transfer", "Usage", "WorkerReady", "WorkerState", "metrics_from_json", "metrics_to_json", "plain",
+    "Silence", "Stage", "Transfer", "Usage", "WorkerReady", "WorkerState", "metrics_from_json", "metrics_to_json",
+    "plain",
 ]  # fmt: skip
 
 # One encoder for all: json.dumps would make one for every event.

@@ -30,6 +30,7 @@ class EventKind(str, Enum):
     STAGE = "stage"
     EXCEPTION = "exception"
     STACKS = "stacks"
+    SILENCE = "silence"
 
     def __str__(self) -> str:
         return self.value
@@ -258,6 +259,19 @@ class ProcessStacks(EventData):
     kind = EventKind.STACKS
     rank: int | None = None
     text: str = ""
+
+
+@frozen
+class Silence(EventData):
+    """A worker does not go on: what is the matter, since when in seconds since the epoch, and why, where that is known.
+
+    ``text`` is said of the worker, and goes before "for 25 s". Without any data, the worker goes on.
+    """
+
+    kind = EventKind.SILENCE
+    since: float | None = None
+    text: str | None = None
+    why: str | None = None
 
 
 def _is_number(value: object) -> bool:

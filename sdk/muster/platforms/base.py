@@ -276,9 +276,10 @@ class Platform(ABC):
         """Return the current state of the workers with these handles, in the same order, by one request.
 
         The ``reason`` of a worker that has not started yet may say what it waits for, in words and in the platform's
-        own: it is shown live, and in the error where a time limit passes. That of a worker that has ended comes with
-        what ended it (``cause``) and what to try (``advice``), where these are known. A worker that the platform no
-        longer knows is returned as failed, with that as its reason.
+        own: it is shown live, and in the error where a time limit passes. That of one that runs may say why it can be
+        silent, as that it is paused: it is shown if its agent does not answer. That of a worker that has ended comes
+        with what ended it (``cause``) and what to try (``advice``), where these are known. A worker that the platform
+        no longer knows is returned as failed, with that as its reason.
         """
 
     @abstractmethod

@@ -27,6 +27,7 @@ from muster.runtime.forks import in_forked_children
 RETRY_SECONDS = 1.0  # between two attempts to clean up
 PATIENCE = 1800.0  # seconds after which a guard gives up cleaning up
 AGENT = Path(linux.__file__).resolve().parent
+MUSTER = str(AGENT.parents[1])  # the folder that this package is imported from
 
 _busy: list[subprocess.Popen[bytes]] = []  # guards of closed platforms that still clean up
 
@@ -50,8 +51,10 @@ class SessionGuard:
             cwd="/",
             start_new_session=True,
         )
-        path = [str(AGENT.parents[1]), *map(os.path.abspath, sys.path)]
-        self.tell({**facts, "session": [os.getpid(), linux.start_of(os.getpid())], "path": path})
+        # First what is installed: files of the user's must not stand in for modules that the session never imported.
+        installed = (sys.prefix, sys.base_prefix)
+        path = sorted(map(os.path.abspath, sys.path), key=lambda folder: not folder.startswith(installed))
+        self.tell({**facts, "session": [os.getpid(), linux.start_of(os.getpid())], "path": [MUSTER, *path]})
         in_forked_children(self._forget)
 
     @property

@@ -34,6 +34,7 @@ class ClockMeasurement:
         self._asked = 0
         self._asked_at = 0.0
         self.offset: ClockOffset | None = None
+        self._told: ClockOffset | None = None
 
     def question(self) -> wire.Ping:
         """Return the next question, which is to be sent at once."""
@@ -48,6 +49,13 @@ class ClockMeasurement:
         error = (came_at - self._asked_at) / 2
         if self.offset is None or error < self.offset.error:
             self.offset = ClockOffset(answer.monotonic - (self._asked_at + came_at) / 2, error)
+
+    def news(self) -> ClockOffset | None:
+        """Return the offset once the measurement has ended, and again when a later answer has improved it."""
+        if self.wants_more or self.offset == self._told:
+            return None
+        self._told = self.offset
+        return self.offset
 
     @property
     def wants_more(self) -> bool:

@@ -23,6 +23,7 @@ class GenerationState:
     Attributes:
         connection: its present connection; None where it has none.
         hello: the first hello of its agent; None before that.
+        heard_at: when bytes last came from its agent, on the monotonic clock.
         outbox, inbox: the messages that must not be lost with a connection, in both directions.
         is_leaving: whether its agent leaves, so that the end of its connection is final.
         granted: about how many bytes of files and streams were requested from it.
@@ -33,6 +34,7 @@ class GenerationState:
     def __init__(self) -> None:
         self.connection: AgentConnection | None = None
         self.hello: wire.Hello | None = None
+        self.heard_at = 0.0
         self.outbox = Outbox()
         self.inbox = Inbox()
         self.is_leaving = False

@@ -149,6 +149,22 @@ class Endpoint:
         """Names of the workers whose agents are connected: a live view, which changes as agents come and go."""
         return self._connected
 
+    @property
+    def report_seconds(self) -> float:
+        """Seconds between two reports of the same kind that each agent is asked for: the more agents, the more."""
+        return max(1.0, len(self._states) / REPORTS_PER_SECOND)
+
+    def heard_at(self, worker: str) -> float | None:
+        """Return when bytes last came from a worker's agent; None if none are to come: not yet, or not any more."""
+        state = self._states[worker]
+        return None if state.hello is None or state.is_leaving or worker in self._gone else state.heard_at
+
+    def ask_for_life(self, worker: str) -> None:
+        """Have a worker's agent show that it is alive, by its answer to a ping; nothing is sent if it is not there."""
+        state = self._states[worker]
+        if state.connection is not None:
+            state.connection.ping()
+
     def send(self, worker: str, message: tuple[Any, ...]) -> bool:
         """Send a message to a worker's agent, at once or when it is back; return False if it is gone for good."""
         state = self._states.get(worker)
@@ -212,7 +228,10 @@ class Endpoint:
         """Buffer bytes. They are handled once all readable connections have been read: alternating would be slower."""
         if not self._inbox:
             asyncio.get_running_loop().call_soon(self._take_inbox)
-        self._inbox.append((connection, data, clock.now()))
+        now = clock.now()
+        if connection.state is not None:
+            connection.state.heard_at = now
+        self._inbox.append((connection, data, now))
 
     def _take_inbox(self) -> None:
         inbox, self._inbox = self._inbox, []
@@ -279,8 +298,8 @@ class Endpoint:
             connection.clock.answered(message, came_at)
             if connection.clock.wants_more:
                 connection.ping()
-            elif connection.clock.offset is not None:
-                self._tell(connection.worker, connection.clock.offset)
+            elif offset := connection.clock.news():
+                self._tell(connection.worker, offset)
         elif isinstance(message, wire.Ack):
             connection.state.outbox.has(message.number)
         elif isinstance(message, wire.Leaving):
@@ -321,11 +340,12 @@ class Endpoint:
             state.timer.cancel()
             state.timer = None
         connection.worker, connection.state = hello.worker, state
+        state.heard_at = clock.now()
         connection.decoder.limit = frames.MAX_LINE
         connection.decoder.payload_limit = frames.MAX_PAYLOAD
         self.leases.connected(hello.worker)
         state.outbox.has(hello.received)
-        connection.send(wire.Welcome(state.inbox.received, max(1.0, len(self._states) / REPORTS_PER_SECOND)))
+        connection.send(wire.Welcome(state.inbox.received, self.report_seconds))
         connection.write(state.outbox.rest())
         connection.ping()
         self._call(self.on_connected, hello.worker)

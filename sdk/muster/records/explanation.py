@@ -10,7 +10,7 @@ from muster.events import Note, RunAttempt, ScriptRaised
 from muster.records.first_step import first_step
 from muster.records.record import LAUNCHER_LOG, LOST_REASON, RunRecord
 from muster.records.sessions import WAKE, suspended, words_for_suspended
-from muster.records.under_way import under_way
+from muster.records.under_way import silences, under_way
 from muster.text.arguments import ArgumentText, Command
 from muster.text.shown import duration
 
@@ -28,7 +28,9 @@ def explanation(record: RunRecord, write: Callable[[str], str]) -> str:
     if record.status == "lost":
         heard = f"It was last heard of after {took}."
         return "\n".join([f"{headline} was lost: {LOST_REASON}.", heard, *remarks, *_cause(record, write)])
-    return "\n".join([f"{headline} {record.status} after {took}.", *remarks, *_cause(record, write)])
+    ended_at = record.started_at + record.seconds
+    known = [f"Last known: {line}" for line in silences(record.events(), ended_at)]
+    return "\n".join([f"{headline} {record.status} after {took}.", *remarks, *known, *_cause(record, write)])
 
 
 def _state(record: RunRecord) -> list[str]:

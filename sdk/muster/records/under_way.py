@@ -14,6 +14,7 @@ from muster.events.data import (
     RunAttempt,
     RunPhase,
     RunRequested,
+    Silence,
     Stage,
     WorkerReady,
     WorkerState,
@@ -51,6 +52,7 @@ def under_way(events: Iterable[Event], now: float, printed: Mapping[str, float])
     phase: tuple[str, float] | None = None
     waiting: dict[str, str] = {}
     processes: dict[Source, _LastSeen] = {}
+    events = list(events)
     only_serves = False
     for event in events:
         data, worker = event.data, event.worker or ""
@@ -82,11 +84,31 @@ def under_way(events: Iterable[Event], now: float, printed: Mapping[str, float])
     if waiting:
         named = [f"{name} ({reason})" if reason else name for name, reason in waiting.items()]
         lines.append(f"Waiting for {_listed(named)}.")
+    lines += silences(events, now)
     for (worker, _), process in processes.items():  # output may be of any of a worker's processes
         process.heard_at = max(process.heard_at, printed.get(worker, 0.0))
     # Parameter servers never report progress.
     training = [process for (worker, _), process in processes.items() if worker.rpartition("-")[0] != SERVER]
     return [*lines, *_training(training, now)]
+
+
+def silences(events: Iterable[Event], now: float) -> list[str]:
+    """Return lines about the workers that do not go on, according to the events of the last attempt until ``now``."""
+    found: dict[str, Silence] = {}
+    for event in events:
+        data, worker = event.data, event.worker or ""
+        if isinstance(data, RunAttempt):
+            found.clear()
+        elif isinstance(data, Silence):
+            found.pop(worker, None)
+            if data.since is not None:
+                found[worker] = data
+    lines = [
+        f"{worker} {data.text} for {duration(max(0.0, now - (data.since or now)))}. {data.why or ''}".rstrip()
+        for worker, data in [*found.items()][:MOST_NAMED]
+    ]
+    more = len(found) - len(lines)
+    return [*lines, f"So it is with {more} more."] if more else lines
 
 
 def is_queued(events: Iterable[Event]) -> bool:

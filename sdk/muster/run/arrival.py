@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from muster.errors import PlatformError
+from muster.errors import MusterError, PlatformError
 from muster.pools.leases import LeaseHeld
 from muster.pools.pool import AgentPool
-from muster.run.request import RunContext
+from muster.run.context import RunContext
 from muster.run.state import RunState
 from muster.run.watch import PlatformWatch
 from muster.runtime import clock
@@ -94,7 +94,7 @@ class Arrival:
         """Launch the next generation of a worker, or go on without it if that fails and enough workers are left."""
         try:
             handle = await self._pool.replace(name, f"{self._key}.{name}", self._limits.start)
-        except (PlatformError, TimeoutError, LeaseHeld) as error:
+        except (MusterError, TimeoutError, LeaseHeld) as error:  # also what the platform had found well at the start
             if self._state.can_spare(1):
                 why = str(error).rstrip(".") or "the platform does not answer"
                 self._state.leave_out([name], f"it could not be launched ({why})")

@@ -24,8 +24,10 @@ from muster.platforms.base import Platform
 from muster.records.result import recorded_error
 from muster.records.runs import Run
 from muster.records.sessions import note_begun
+from muster.run.check import check
+from muster.run.checked import CheckedRun
 from muster.run.execution import Execution
-from muster.run.request import CheckedRun, RunRequest, check
+from muster.run.request import RunRequest
 from muster.runtime import children
 from muster.text.arguments import Argument, ArgumentText
 

@@ -24,9 +24,9 @@ from muster.platforms.agents import default_log_cap
 from muster.pools.endpoint import Endpoint
 from muster.records.folders import TENSORBOARD
 from muster.records.result import SUFFIXES
+from muster.run.context import RunContext
 from muster.run.files import FileFailed, Transfers, gather_or_cancel
 from muster.run.project import ProjectSync, read_contents, write_list
-from muster.run.request import RunContext
 from muster.run.worker_log import WorkerLog
 from muster.runtime import clock
 from muster.runtime.background import in_thread
@@ -35,6 +35,9 @@ Emit = Callable[[EventData, str | None], None]
 
 PROGRESS_SECONDS = 0.25  # between two events about the files that are sent to a worker
 COLLECTED = "collected"  # folder in the run's folder for collected files, with a folder for each worker
+HEARD_SECONDS = 2.0  # an agent that was heard within them is alive: at the end of a run all tell of their processes
+ALIVE_SECONDS = 10.0  # how long another agent may take to show that it is
+ALIVE_POLL_SECONDS = 0.02
 COLLECTED_BYTES = 1 << 30  # most that is collected from each worker for one pattern
 RESULTS_BYTES = 1 << 30  # most that is got from each folder of a worker
 RESULTS, RANK_LOGS = "results", "logs/ranks"
@@ -140,6 +143,8 @@ class Exchange:
         is_cut = worker not in self._session.connected
         if is_cut and (is_gone or self._session.leases.seconds_left(worker) <= 0):
             return f"Nothing more is got from {worker}, whose connection has ended."
+        if not is_cut and not await self._answers(worker):
+            return f"Nothing more is got from {worker}, which does not answer."
         left_out: list[str] = []
         for folder in FOLDERS:
             try:
@@ -168,6 +173,23 @@ class Exchange:
             return ""
         more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
         return f"Of {worker} could not be got: {', '.join(left_out[:5])}{more}."
+
+    async def _answers(self, worker: str) -> bool:
+        """Return whether a connected worker's agent is alive, so that a suspended one does not hold up all others."""
+        asked_at = clock.now()
+
+        def is_heard(since: float) -> bool:
+            heard_at = self._session.heard_at(worker)
+            return heard_at is None or heard_at >= since  # if it is gone, that is noticed at its first file
+
+        if is_heard(asked_at - HEARD_SECONDS):
+            return True
+        self._session.ask_for_life(worker)
+        for _ in range(int(ALIVE_SECONDS / ALIVE_POLL_SECONDS)):  # in which the time of a suspended session is none
+            await asyncio.sleep(ALIVE_POLL_SECONDS)
+            if is_heard(asked_at):
+                return True
+        return False
 
     def _is_anothers(self, worker: str, folder: str, path: str) -> bool:
         """Return whether a file of a folder is a value of another worker, or the log of another worker's rank."""

@@ -27,9 +27,10 @@ from muster.records.journal import Journal
 from muster.records.result import Result, discard_values, exit_codes
 from muster.records.scratch import make_scratch
 from muster.run.attempts import Attempts
+from muster.run.checked import CheckedRun
 from muster.run.control import Answer, Control
 from muster.run.lost_time import LostTime
-from muster.run.request import AT_ONCE, CheckedRun
+from muster.run.request import AT_ONCE
 from muster.run.streams import Stream
 from muster.runtime.background import background_loop, in_thread
 from muster.runtime.imports import import_at_once

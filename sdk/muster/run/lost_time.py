@@ -63,7 +63,9 @@ class LostTime:
             lost = self._make_up()
             note = Note(f"Attempt {self._attempt} runs: {lost:.1f} s were lost. {workers}", lost)
         else:
-            note = Note(f"Attempt {self._attempt} runs, after {self._up_at - self._ended_at:.1f} s. {workers}")
+            note = Note(
+                f"Attempt {self._attempt} runs, {self._up_at - self._ended_at:.1f} s after the failure. {workers}"
+            )
         self._tell(Event.of(note))
 
     def _make_up(self) -> float:

@@ -24,13 +24,15 @@ from muster.job import Plan, Process, Status
 from muster.platforms.base import Storage
 from muster.pools.pool import AgentPool
 from muster.run.arrival import Arrival
+from muster.run.context import RunContext
 from muster.run.copying import copy
 from muster.run.ending import Ending
 from muster.run.launcher import RunLauncher
 from muster.run.logins import with_reachable_sshd
 from muster.run.milestones import Milestones
-from muster.run.request import AT_ONCE, RunContext
+from muster.run.request import AT_ONCE
 from muster.run.settling import SETTLE_SECONDS, Settling
+from muster.run.silence import SilenceWatch
 from muster.run.state import RunState, Source
 from muster.run.streams import Stream, Streams
 from muster.run.tasks import Tasks
@@ -136,6 +138,7 @@ class Orchestrator:
         """
         began = clock.now()
         watching = self._tasks.start(self.watch.run(), "watch over the platform")
+        listening = self._tasks.start(SilenceWatch(self.pool, self.state).run(), "search for silent workers")
         self.state.restarts = lambda failure: self._restart_alone(failure, may_restart_alone)
         try:
             await self._launch()
@@ -148,6 +151,7 @@ class Orchestrator:
             raise
         finally:
             watching.cancel()
+            listening.cancel()
             self._enter("ending")
             try:
                 await self._ending.stop_processes(self.plan)

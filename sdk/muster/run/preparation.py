@@ -21,9 +21,10 @@ from muster.pools.calls import PlatformCalls
 from muster.pools.endpoint import Endpoint
 from muster.pools.pool import AgentPool
 from muster.records import folders
+from muster.run.checked import ATTEMPT_VARIABLE, CheckedRun
+from muster.run.context import RunContext
 from muster.run.ends import Ends
 from muster.run.orchestrator import Orchestrator
-from muster.run.request import ATTEMPT_VARIABLE, CheckedRun, RunContext
 from muster.run.state import RunState
 from muster.runtime.background import in_thread
 from muster.security.ssh import IDENTITY, KeyPair, generate_key_pair, write_private

@@ -181,6 +181,7 @@ class Horovod(Strategy):
         hosts = host_names(members)
         port = members[0].ports[0]
         common = {
+            "MUSTER_WORLD_SIZE": str(len(members) * self.slots),
             "HOROVOD_SIZE": str(len(members) * self.slots),
             "HOROVOD_LOCAL_SIZE": str(self.slots),
             "HOROVOD_CROSS_SIZE": str(len(members)),
@@ -200,6 +201,7 @@ class Horovod(Strategy):
             ranks=place_ranks(members, self.slots),
             rank_env={
                 index * self.slots + slot: {
+                    "MUSTER_RANK": str(index * self.slots + slot),
                     "HOROVOD_HOSTNAME": host,
                     "HOROVOD_RANK": str(index * self.slots + slot),
                     "HOROVOD_LOCAL_RANK": str(slot),

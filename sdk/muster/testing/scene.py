@@ -16,9 +16,10 @@ from muster.events.observers import Observers
 from muster.job import Job, Limits, Script, WorkerSpec
 from muster.platforms.base import Platform
 from muster.pools.endpoint import Endpoint
+from muster.run.checked import CheckedRun
+from muster.run.context import RunContext
 from muster.run.orchestrator import Orchestrator
 from muster.run.preparation import make_pool, make_specs
-from muster.run.request import CheckedRun, RunContext
 from muster.run.state import RunState
 from muster.security.ssh import KeyPair
 from muster.strategies import get_strategy

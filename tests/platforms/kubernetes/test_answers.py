@@ -410,6 +410,7 @@ def test_an_image_that_cannot_be_pulled_is_not_said_to_be_on_its_way(
     assert "being pulled" not in str(worker.reason)
 
 
+@pytest.mark.slow
 def test_an_image_that_is_being_pulled_is_told_with_the_size_that_another_pod_s_pull_has_shown(
     fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -528,6 +529,7 @@ def test_an_image_is_not_told_as_pulled_and_as_tried_again_where_the_error_was_m
     assert "being pulled" not in str(worker.reason)
 
 
+@pytest.mark.slow
 def test_what_delays_pods_is_asked_for_one_after_the_other_and_never_where_that_is_refused(
     fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:

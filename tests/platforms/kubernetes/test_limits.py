@@ -304,6 +304,7 @@ def test_a_submission_is_refused_too(site: Site, run: Run) -> None:
     assert not [path for method, path, _ in site.fake.asked if method == "POST" and "/namespaces/ml/" in path]
 
 
+@pytest.mark.slow
 def test_where_not_all_nodes_can_be_listed_nothing_is_said_of_them(site: Site) -> None:
     site.has["nodes"] = [node(), node(cpu="64")]
     answer = site.fake.otherwise

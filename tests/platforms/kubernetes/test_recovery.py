@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import muster
 import pytest
 
+from tests.platforms.kubernetes.cluster import until
 from tests.platforms.kubernetes.space import Space
 from tests.platforms.recovering import recovers, servers_recover, take_away
 
@@ -24,6 +26,19 @@ WITH_TENSORFLOW = {"cpu": 0.6, "memory": 1.5, "timeout_seconds": 240, "run_timeo
 )
 def test_a_pod_whose_agent_is_told_to_end_is_replaced(space: Space, options: dict[str, Any]) -> None:
     recovers(take_away, platform="kubernetes", python=space.python, **space.options, **options)
+
+
+@pytest.mark.elsewhere
+def test_a_run_goes_on_without_the_pod_that_a_quota_no_longer_has_room_for(space: Space) -> None:
+    def take_away_for_good(running: muster.Cluster) -> None:
+        quota = {"metadata": {"name": "tight"}, "spec": {"hard": {"pods": "1"}}}
+        path = f"/api/v1/namespaces/{space.name}/resourcequotas"
+        space.cluster.client.create(path, quota)
+        until(lambda: space.cluster.client.get(f"{path}/tight").get("status", {}).get("used"), "the quota counts")
+        take_away(running)
+
+    options = {"platform": "kubernetes", "python": space.python, "cpu": 0.1, **space.options}
+    recovers(take_away_for_good, is_left_alone=True, min_workers=1, **options)
 
 
 @pytest.mark.elsewhere

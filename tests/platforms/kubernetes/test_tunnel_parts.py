@@ -266,6 +266,7 @@ def first_process(home: Path, host: str, port: int, certificate: str) -> subproc
     return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_a_pod_whose_network_is_late_dials_the_session_again(tmp_path: Path) -> None:
     context, certificate = server_context(tmp_path, "127.0.0.1")
     with socket.socket() as listener:

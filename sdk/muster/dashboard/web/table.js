@@ -167,10 +167,17 @@ class Table {
     setText(row.cells.gpu, worker.gpu);
     setText(row.cells.memory, gigabytes(worker.memory, worker.name.startsWith("ps-") ? run.ps_memory_limit : run.memory_limit));
     const coming = worker.phase === "requested" || worker.phase === "scheduled";
-    const line = (failed || coming) && worker.reason ? worker.reason.split("\n")[0] : worker.line;
+    const line = (failed || coming) && worker.reason ? worker.reason.split("\n")[0] : this.silence(worker) || worker.line;
     setText(row.cells.line, line);
     setClass(row.cells.line, `muster-cell muster-line${failed && worker.reason ? " muster-failure" : ""}`);
     row.cells.line.title = line;
+  }
+
+  // What is the matter with a worker that does not go on.
+  silence(worker) {
+    if (!worker.silent) return "";
+    const [text, since, why] = worker.silent;
+    return `${text} for ${duration(this.store.now() - since)}. ${why}`.trim();
   }
 
   phase(worker) {

@@ -21,6 +21,7 @@ LARGEST_LINE = 16 << 10  # bytes that are read of a container's last line
 WORDS_SECONDS = 5.0  # longest time that an engine may take to store the last output of a container that has ended
 CANNOT_EXECUTE = "failed to exec"  # printed by Podman's init, which then exits with status 1
 NOT_EXECUTABLE, NO_PROGRAM = 126, 127  # exit statuses of an init that cannot start the program
+PAUSED = "Its container is paused; `{} unpause {}` lets it go on."
 SIGTERM_STATUS, SIGKILL_STATUS = 128 + signal.SIGTERM, 128 + signal.SIGKILL
 # Of runc, silently, where SIGTERM comes in the moment before it becomes the container's first program: the kernel
 # ends no first process by a signal without a handler, and programs in Go then exit with this.
