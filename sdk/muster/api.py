@@ -261,7 +261,7 @@ def _run(cluster: Cluster, has_script: bool, wait: bool, dashboard: bool, is_nam
     shown = choose_dashboard(cluster=cluster) if dashboard else NoDashboard()
     forget = cluster.subscribe(shown, at_once=True)
     try:
-        with interrupts.held(cluster.interrupt, cluster.log_dir), without_echo():
+        with interrupts.held(cluster.interrupt, cluster.what_became), without_echo():
             _make_room(cluster, replace_same_name=is_named)
             try:
                 cluster.start()

@@ -205,6 +205,19 @@ def test_an_interrupt_that_leaves_the_context_is_the_reason(
     assert f"({said})" in muster.open_run(cluster.run_id).explain()
 
 
+@pytest.mark.parametrize(("text", "status"), [("pass", "succeeded"), ("raise SystemExit(3)", "failed")])
+def test_an_interrupt_of_a_run_that_has_just_ended_says_what_it_came_to(script: Any, text: str, status: str) -> None:
+    def interrupt(event: Event) -> None:
+        if event.kind == "run_ended":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt, match=f"The run had {status} before the interrupt") as told:
+        run(script(text), n_workers=1, observers=[interrupt])
+    identifier = re.search(r"open_run\('(.*?)'\)", str(told.value))
+    assert identifier is not None
+    assert muster.open_run(identifier.group(1)).status == status
+
+
 def test_servers_must_listen_before_the_cluster_counts_as_up(script: Any) -> None:
     path = script(
         """

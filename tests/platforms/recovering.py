@@ -146,7 +146,7 @@ def recovers(
     running: muster.Cluster = muster.run_cluster(2, worker_script="train.py", wait=False, restarts=1, **options).cluster
     try:
         for worker in ("worker-0", "worker-1"):
-            eventually(lambda: "waits" in running.logs(worker), f"{worker} has come so far", timeout=120)  # noqa: B023
+            _comes_to(running, lambda: "waits" in running.logs(worker), f"{worker} has come so far")  # noqa: B023
         lose(running)
         running.wait()
     finally:
@@ -183,11 +183,11 @@ def servers_recover(lose: Callable[[muster.Cluster], object], **options: Any) ->
     ).cluster
     recorded = runs.Run(running.run_dir)
     try:
-        eventually(lambda: steps_of(recorded) >= 20, "the first steps", timeout=120)
+        _comes_to(running, lambda: steps_of(recorded) >= 20, "the first steps")
         kill_process(running, "worker-0", processes_of(recorded, "worker-0")[0])
-        eventually(lambda: times_listening(recorded, "worker-0") > 1, "the worker is back", timeout=120)
+        _comes_to(running, lambda: times_listening(recorded, "worker-0") > 1, "the worker is back")
         came_to = steps_of(recorded)
-        eventually(lambda: steps_of(recorded) >= came_to + 20, "it goes on", timeout=60)
+        _comes_to(running, lambda: steps_of(recorded) >= came_to + 20, "it goes on")
         lose(running)
         running.wait()
     finally:
@@ -201,6 +201,14 @@ def servers_recover(lose: Callable[[muster.Cluster], object], **options: Any) ->
     assert re.search(
         r"Attempt 2 runs, [\d.]+ s after the failure\. ps-0 was replaced; 2 workers have stayed\.", said
     ), said
+
+
+def _comes_to(running: muster.Cluster, condition: Callable[[], bool], what: str) -> None:
+    """Wait until a condition is true; raise the error that the run ends with before that."""
+    eventually(lambda: condition() or not running.is_running, what, timeout=120)
+    if not condition():
+        running.wait()
+        raise AssertionError(f"the run has ended before {what}")
 
 
 def take_away(running: muster.Cluster, worker: str = "worker-1") -> None:

@@ -209,9 +209,13 @@ class Cluster:
         """Folder of the run, with all logs."""
         return self._execution.run_dir
 
-    def log_dir(self) -> Path | None:
-        """Folder of the run's logs; None before it has started."""
-        return self.run_dir / "logs" if self.run_id else None
+    def what_became(self) -> str:
+        """Return what has become of the run after an interrupt, in words: it may have ended just before."""
+        logs = f" Logs: {self.run_dir / 'logs'}" if self.run_id else ""
+        status = self._execution.outcome.status if self._execution.outcome else "stopped"
+        if status == "stopped":
+            return f"The run was stopped (interrupted); no process of it is left.{logs}"
+        return f"The run had {status} before the interrupt: muster.open_run({self.run_id!r}) tells of it.{logs}"
 
     @without_inner_frames
     def start(self) -> Cluster:
@@ -268,7 +272,7 @@ class Cluster:
         if on_background_thread() or self._observers.are_calling():
             self._execution.ask_to_stop("by an observer")
             return
-        with interrupts.held(lambda number: self._execution.ask_to_stop(AT_ONCE), self.log_dir):
+        with interrupts.held(lambda number: self._execution.ask_to_stop(AT_ONCE), self.what_became):
             self.ask_to_stop()
             self._block_on(self._wait_for_end)
 
@@ -309,7 +313,7 @@ class Cluster:
                 cancelled += 1
                 self.interrupt(cancelled)
         if cancelled:
-            raise interrupts.cancelled(interrupts.stopped(self.log_dir()))
+            raise interrupts.cancelled(self.what_became())
         return self.result
 
     def __enter__(self) -> Cluster:
@@ -495,7 +499,7 @@ class Cluster:
     def _ending_at_interrupt(self) -> Iterator[None]:
         """Make an interrupt end the run, and raise the interrupt once nothing of the run is left."""
         try:
-            with interrupts.held(self.interrupt, self.log_dir):
+            with interrupts.held(self.interrupt, self.what_became):
                 yield
         except KeyboardInterrupt as interrupt:  # here at once where interrupts could not be held
             self.ask_to_stop(str(interrupt) or "interrupted")

@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from pathlib import Path
 from types import FrameType
 
 from muster.errors import RunInterrupted
@@ -25,18 +24,13 @@ def cancelled(text: str) -> asyncio.CancelledError:
     return error
 
 
-def stopped(logs: Path | None) -> str:
-    """Return the text about an interrupt that has ended a run, whose logs are in the folder ``logs``."""
-    return f"The run was stopped (interrupted); no process of it is left.{f' Logs: {logs}' if logs else ''}"
-
-
 @contextmanager
-def held(on_interrupt: Callable[[int], None], logs: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
+def held(on_interrupt: Callable[[int], None], what_became: Callable[[], str]) -> Iterator[None]:
     """Call ``on_interrupt(n)`` at the n-th interrupt, and raise KeyboardInterrupt only at the end of the block.
 
     Otherwise it would be raised between any two instructions, also while an earlier interrupt is being handled.
-    ``on_interrupt`` is called from the signal handler, and must take no lock; ``logs`` returns the folder that the
-    exception names. A SIGTERM after the first interrupt counts as another one: a notebook's server, when it shuts a
+    ``on_interrupt`` is called from the signal handler, and must take no lock; ``what_became`` returns the text of the
+    exception. A SIGTERM after the first interrupt counts as another one: a notebook's server, when it shuts a
     kernel down, interrupts it, sends SIGTERM 2.5 s later, and kills it after as long again.
     Only the main thread gets interrupts; and a handler that is not Python's own (of an outer ``held``, or of a
     debugger) is left in place.
@@ -65,7 +59,7 @@ def held(on_interrupt: Callable[[int], None], logs: Callable[[], Path | None] = 
         signal.signal(signal.SIGINT, signal.default_int_handler)
         last.close()
         if count:
-            raise RunInterrupted(stopped(logs())) from None  # replaces an error of the interrupted work
+            raise RunInterrupted(what_became()) from None  # replaces an error of the interrupted work
 
 
 def deferred() -> AbstractContextManager[None]:

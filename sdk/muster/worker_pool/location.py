@@ -155,7 +155,7 @@ class PoolElsewhere(PoolLocation):
         shown = choose_dashboard(cluster=self._cluster) if dashboard else None
         forget = self._cluster.subscribe(shown, at_once=True) if shown else None
         try:
-            with interrupts.held(self._cluster.interrupt, self._cluster.log_dir):
+            with interrupts.held(self._cluster.interrupt, self._cluster.what_became):
                 self._cluster.start()
         finally:
             if shown and forget:
