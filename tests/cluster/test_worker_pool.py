@@ -286,9 +286,12 @@ def test_an_upgraded_package_is_seen(pool: Pool, here: Path) -> None:
 LEAVES = """
 import heavy
 import os, socket, sys, time, tempfile
+from multiprocessing import shared_memory
 if sys.argv[1] == "leave":
     heavy.VERSION, os.environ["LEFT"] = "patched", "yes"
     open(os.path.join(tempfile.gettempdir(), "left"), "w").close()
+    memory = shared_memory.SharedMemory(create=True, size=1000)
+    open(f"memory-{os.environ['MUSTER_WORKER']}", "w").write(memory.name.lstrip("/"))
     listener = socket.create_server(("127.0.0.1", int(sys.argv[2])))
     listener.set_inheritable(True)
     if os.fork() == 0:
@@ -412,6 +415,7 @@ def test_nothing_of_a_run_reaches_the_next(pool: Pool, here: Path) -> None:
         assert free_of(port)
         assert not linux.marked("MUSTER_RUN_ID", cluster.run_id)
         assert is_gone(int((here / "daemon-worker-0").read_text()))
+        assert not Path("/dev/shm", (here / "memory-worker-0").read_text()).exists()
         eventually(lambda: "importing" not in repr(pool), "the imports for the next run")
 
 
