@@ -236,6 +236,19 @@ def test_a_job_that_has_to_make_way(project: Path, slurm: Engine) -> None:
         running.wait()
 
 
+def test_scripts_save_before_their_job_is_ended(project: Path, slurm: Engine) -> None:
+    """They have a handler, as the guide says, as Slurm may send the signal to them as well."""
+    (project / "endless.py").write_text(
+        "import signal, time\nfrom muster.training import preempted\n"
+        "signal.signal(signal.SIGTERM, lambda *_: None)\nprint('started', flush=True)\n"
+        "while not preempted():\n    time.sleep(0.05)\nprint('saved', flush=True)\ntime.sleep(600)\n"
+    )
+    running = started()
+    slurm.run("scancel", "--signal=TERM", *slurm.jobs())
+    eventually(lambda: all("saved" in running.logs(f"worker-{index}") for index in range(2)), "both have saved", 15)
+    running.stop()
+
+
 def test_a_job_that_takes_too_long(project: Path, slurm: Engine) -> None:
     running = started(time="10m")
     slurm.run("scontrol", "update", f"JobId={slurm.jobs()[0]}", "EndTime=now+2")
