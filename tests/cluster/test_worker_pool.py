@@ -20,8 +20,9 @@ import muster
 import psutil
 import pytest
 from muster.agent import linux
-from muster.errors import JobError, LaunchRefused, RunStopped, ScriptFailed, WorkerOutOfMemory
+from muster.errors import JobError, LaunchRefused, PlatformUnsupported, RunStopped, ScriptFailed, WorkerOutOfMemory
 from muster.platforms.guard_process import GuardProcess
+from muster.platforms.kept import kept_for, shared
 from muster.run.address import ClusterAddress
 from muster.strategies.mpi import MPI
 from muster.worker_pool import Pool
@@ -621,6 +622,19 @@ def test_warm_is_turned_off_and_the_pool_is_exact_about_what_it_has(pool: Pool) 
     assert "closed" in repr(pool)
     with pytest.raises(JobError, match="closed"):
         pool.run_cluster(worker_script="train.py")
+
+
+def test_only_runs_of_a_session_on_this_machine_keep_workers_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"strategy": "processes", "worker_script": "train.py", "dashboard": False}
+    elsewhere: dict[str, Any] = {"platform": "hosts", "hosts": ["h1"]}
+    with pytest.raises(PlatformUnsupported, match="workers on this machine"):
+        muster.run_cluster(1, reuse=True, **elsewhere, **options)
+    with pytest.raises(JobError, match="A detached run keeps nothing"):
+        muster.run_cluster(1, reuse=True, detach="5m", **options)
+    monkeypatch.setenv("MUSTER_REUSE", "1")  # which is for runs where that is possible, and refuses none
+    assert kept_for(None, None, False) is shared()
+    assert kept_for(None, "hosts", False) is None
+    assert kept_for(None, None, True) is None
 
 
 SESSION = """
