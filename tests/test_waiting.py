@@ -42,7 +42,7 @@ def test_one_whose_agent_does_not_answer_is_named_before_those_that_have_answere
     answers = {ZERO: ProcessStacks(OWN), TWO: ProcessStacks(LIBRARY)}
     found = find_blocker([ZERO, ONE, TWO], answers)
     assert found.source == ONE
-    assert "its agent has been stopped" in found.why
+    assert "Its agent does not answer" in found.why
     assert find_blocker([ZERO, ONE], {}).why == "", "nobody answers at all"
 
 

@@ -20,8 +20,9 @@ import muster
 import psutil
 import pytest
 from muster.agent import linux
-from muster.errors import JobError, LaunchRefused, RunStopped, ScriptFailed, WorkerOutOfMemory
+from muster.errors import JobError, LaunchRefused, PlatformUnsupported, RunStopped, ScriptFailed, WorkerOutOfMemory
 from muster.platforms.guard_process import GuardProcess
+from muster.platforms.kept import kept_for, shared
 from muster.run.address import ClusterAddress
 from muster.strategies.mpi import MPI
 from muster.worker_pool import Pool
@@ -286,9 +287,12 @@ def test_an_upgraded_package_is_seen(pool: Pool, here: Path) -> None:
 LEAVES = """
 import heavy
 import os, socket, sys, time, tempfile
+from multiprocessing import shared_memory
 if sys.argv[1] == "leave":
     heavy.VERSION, os.environ["LEFT"] = "patched", "yes"
     open(os.path.join(tempfile.gettempdir(), "left"), "w").close()
+    memory = shared_memory.SharedMemory(create=True, size=1000)
+    open(f"memory-{os.environ['MUSTER_WORKER']}", "w").write(memory.name.lstrip("/"))
     listener = socket.create_server(("127.0.0.1", int(sys.argv[2])))
     listener.set_inheritable(True)
     if os.fork() == 0:
@@ -412,6 +416,7 @@ def test_nothing_of_a_run_reaches_the_next(pool: Pool, here: Path) -> None:
         assert free_of(port)
         assert not linux.marked("MUSTER_RUN_ID", cluster.run_id)
         assert is_gone(int((here / "daemon-worker-0").read_text()))
+        assert not Path("/dev/shm", (here / "memory-worker-0").read_text()).exists()
         eventually(lambda: "importing" not in repr(pool), "the imports for the next run")
 
 
@@ -617,6 +622,19 @@ def test_warm_is_turned_off_and_the_pool_is_exact_about_what_it_has(pool: Pool) 
     assert "closed" in repr(pool)
     with pytest.raises(JobError, match="closed"):
         pool.run_cluster(worker_script="train.py")
+
+
+def test_only_runs_of_a_session_on_this_machine_keep_workers_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"strategy": "processes", "worker_script": "train.py", "dashboard": False}
+    elsewhere: dict[str, Any] = {"platform": "hosts", "hosts": ["h1"]}
+    with pytest.raises(PlatformUnsupported, match="workers on this machine"):
+        muster.run_cluster(1, reuse=True, **elsewhere, **options)
+    with pytest.raises(JobError, match="A detached run keeps nothing"):
+        muster.run_cluster(1, reuse=True, detach="5m", **options)
+    monkeypatch.setenv("MUSTER_REUSE", "1")  # which is for runs where that is possible, and refuses none
+    assert kept_for(None, None, False) is shared()
+    assert kept_for(None, "hosts", False) is None
+    assert kept_for(None, None, True) is None
 
 
 SESSION = """

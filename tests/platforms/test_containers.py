@@ -23,6 +23,7 @@ import muster
 import pytest
 from muster.errors import JobError, LaunchRefused, MusterError, WorkerLost, WorkerOutOfMemory
 from muster.job import Status
+from muster.platforms.containers import cache
 from muster.platforms.containers import platform as module
 from muster.platforms.containers.engine import connect
 from muster.platforms.containers.guard import HOMES, OWNER, homes_of
@@ -35,6 +36,7 @@ from muster.run import exchange, silence
 from tests.platforms import containers_docker
 from tests.platforms.container_engine import ContainerEngine
 from tests.platforms.containers_podman import Podman, why_not
+from tests.platforms.test_hosts import note_transfer
 from tests.support import Run, environment, eventually, shell
 
 NAMED_SECONDS = 1.0  # from the engine's own word for what has happened to Muster's
@@ -100,7 +102,6 @@ def test_folders_and_volumes_are_mounted_as_docker_run_does(either_engine: Conta
 @pytest.mark.parametrize(
     ("volume", "why"),
     [
-        ("/nowhere:/data", "there is no /nowhere on this machine"),
         ("/tmp", "no absolute path as its target"),
         ("/tmp:data", "no absolute path as its target"),
         ("/tmp:/data:ro:z", "no absolute path as its target"),
@@ -116,24 +117,65 @@ def test_a_volume_that_cannot_be_mounted(volume: str, why: str) -> None:
     assert "docker run -v" in str(caught.value)
 
 
+def test_a_volume_whose_folder_is_missing() -> None:
+    with pytest.raises(JobError, match="there is no /nowhere on this machine") as caught:
+        binds(["/nowhere:/data"], is_here=True)
+    assert caught.value.advice == "make that folder, or name another"
+
+
 def test_a_folder_of_another_machine_is_not_looked_for_here() -> None:
     assert binds(["/nowhere:/data", "name:/x:ro,z"], is_here=False) == ["/nowhere:/data", "name:/x:ro,z"]
 
 
-def test_clean_removes_the_image_that_no_container_uses(project: Path, engine: Podman) -> None:
+def test_clean_removes_the_image_that_no_container_uses(
+    project: Path, engine: Podman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "base_folder", lambda: tmp_path)
     (project / "train.py").write_text(ENDLESS)
     running = run("train.py", 1, wait=False)
     has_started(running, "worker-0")
     cleaning = ContainersPlatform()
-    removed, (why,) = cleaning.clean()
-    assert not removed
+    (removed,), (why,) = cleaning.clean()
+    assert removed.startswith(str(cache.cache_folder()))
     assert " could not be removed: " in why
     running.stop()
-    (removed, left) = cleaning.clean()
-    assert [name.partition("-")[0] for name in removed] == ["localhost/muster"]
+    images, left = cleaning.clean()
+    assert [name.partition("-")[0] for name in images] == ["localhost/muster"]
     assert not left
     assert not any(cleaning.clean())
     cleaning.close()
+
+
+def test_only_what_has_changed_is_sent_again_unless_without_a_cache(
+    either_engine: ContainerEngine, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "base_folder", lambda: tmp_path)
+    (project / "train.py").write_text("print(open('data.txt').read(), open('large.txt').read())")
+    (project / "large.txt").write_text("large")
+    sent: dict[str, int] = {}
+
+    def run_with(data: str, **options: Any) -> muster.Cluster:
+        (project / "data.txt").write_text(data)
+        done = run("train.py", observers=[lambda event: note_transfer(event, sent)], **options)
+        assert [done.logs(f"worker-{index}") for index in range(2)] == [f"{data} large\n"] * 2
+        return done
+
+    everything = sum(path.stat().st_size for path in project.iterdir()) + len("one")
+    run_with("one", cache=False)
+    assert sent == dict.fromkeys(("worker-0", "worker-1"), everything)
+    assert not cache.cache_folder().exists()
+    assert f"keep the project's files in {cache.cache_folder()}" in run_with("two").explain()
+    assert max(sent.values()) == everything  # one worker may find what the other one has just been sent
+    kept = {path.read_text() for path in cache.cache_folder().iterdir()}
+    assert {"two", "large", (project / "train.py").read_text()} == kept
+    for path in cache.cache_folder().iterdir():  # as a script in a container could
+        if path.read_text() == "large":
+            path.write_text("false")
+    run_with("three")
+    assert max(sent.values()) == len("three") + len("large")
+    assert str(cache.cache_folder()) in cache.remove_cache().removed[0]
+    assert not cache.cache_folder().exists()
+    assert not any(cache.remove_cache())
 
 
 def test_nothing_secret_is_in_what_the_engine_shows(project: Path, engine: Podman) -> None:
@@ -167,20 +209,22 @@ def test_the_engine_limits_cores_and_memory_without_swap(project: Path, either_e
     running.stop()
 
 
-def test_limits_hold_and_an_init_is_first(project: Path, either_engine: ContainerEngine) -> None:
+def test_limits_hold_an_init_is_first_and_python_is_read_only(project: Path, either_engine: ContainerEngine) -> None:
     (project / "train.py").write_text(
-        "import os\n"
+        "import os, sys\n"
         "shm = os.statvfs('/dev/shm')\n"
         "print(shm.f_frsize * shm.f_blocks)\n"
         "for path in ('/sys/fs/cgroup/pids/pids.max', '/sys/fs/cgroup/pids.max'):\n"
         "    if os.path.exists(path):\n"
         "        print(open(path).read().strip())\n"
         "print(open('/proc/1/cmdline').read().split(chr(0))[0])\n"
+        "print(os.access(sys.prefix, os.W_OK))\n"
     )
-    shm, processes, first = run("train.py", 1).logs("worker-0").split()
+    shm, processes, first, may_write = run("train.py", 1).logs("worker-0").split()
     assert 0.5e9 <= int(shm) < 0.6e9
     assert processes == "16384"
     assert first.endswith("-init")
+    assert may_write == "False"
 
 
 def test_a_launcher_logs_in_to_containers(project: Path, engine: Podman) -> None:
@@ -314,6 +358,7 @@ def test_nothing_is_left_when_the_notebook_is_killed(either_engine: ContainerEng
     )
     notebook = subprocess.Popen([sys.executable, "-c", program], env=environment(), stderr=subprocess.DEVNULL)
     eventually(lambda: len(either_engine.containers()) == 2, "both run", timeout=60)
+    either_engine.run("pause", either_engine.containers()[0])  # which takes no signal
     notebook.send_signal(signal.SIGKILL)
     notebook.wait()
     eventually(lambda: either_engine.left_behind() == [], "nothing is left", timeout=60)
@@ -392,6 +437,9 @@ def test_an_image_without_what_the_strategy_needs(project: Path, engine: Podman)
     (project / "train.py").write_text("print('never')\n")
     with pytest.raises(MusterError, match=r"python3 \(Python 3[.\d]+\) has no tensorflow here"):
         run("train.py", 1, n_ps=1, strategy="parameter_server", image=engine.add_python())
+    told = [event.kind for event in muster.open_run().events()]
+    assert "worker_state" in told
+    assert "process_started" not in told
 
 
 def test_mpi_in_an_image_without_sshd_is_refused_before_its_launcher_starts(engine: Podman, project: Path) -> None:

@@ -123,8 +123,48 @@ def test_a_detached_run_on_hosts_outlives_its_session(hosts: Network, options: d
     outlives_its_session(platform="hosts", hosts=["h1:1", "h2:1"], **options)
 
 
-def test_a_detached_run_in_containers_outlives_its_session(engine: Podman) -> None:
-    outlives_its_session(platform="containers")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "processes": {},
+    "horovod": {"strategy": "horovod"},
+    "mpi": {"strategy": "mpi", "mpiexec": "mpiexec.openmpi"},
+}
+by_strategy = pytest.mark.parametrize(
+    "strategy",
+    [
+        "processes",
+        pytest.param("horovod", marks=[pytest.mark.elsewhere, pytest.mark.horovod]),
+        pytest.param(
+            "mpi",
+            marks=[
+                pytest.mark.elsewhere,
+                pytest.mark.skipif(not shutil.which("mpiexec.openmpi"), reason="Open MPI is not installed here"),
+            ],
+        ),
+    ],
+)
+
+
+@by_strategy
+def test_a_detached_run_in_containers_outlives_its_session(engine: Podman, strategy: str) -> None:
+    outlives_its_session(platform="containers", **OPTIONS[strategy])
+    eventually(lambda: engine.left_behind() == [], "nothing is left", timeout=30)
+
+
+@pytest.mark.elsewhere
+def test_detached_parameter_servers_in_containers_learn_when_their_session_is_killed(
+    engine: Podman, folder: Path
+) -> None:
+    (folder / "train.py").write_text(COORDINATOR)
+    kept = folder.parent / "kept"
+    kept.mkdir()
+    options: dict[str, Any] = {"strategy": "parameter_server", "n_ps": 1, "memory": 1.5, "platform": "containers"}
+    options.update(volumes=[f"{kept}:/kept"], env={"KEPT": "/kept"})  # chief and server write the checkpoint
+    run = begun_by_a_session_that_is_killed("goes on after 0 steps", ["chief-0"], **options)
+    try:
+        assert run.wait().status == "succeeded"
+    finally:
+        run.stop()
+    assert float(run.logs("chief-0").rpartition("weight ")[2].split()[0]) == pytest.approx(3, abs=0.3)
     eventually(lambda: engine.left_behind() == [], "nothing is left", timeout=30)
 
 

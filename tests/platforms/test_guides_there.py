@@ -41,7 +41,6 @@ SCRIPT = "import os\nprint('rank', os.environ.get('HOROVOD_RANK', os.environ.get
 LEFT_OUT = {
     "muster trust": "asks for passwords, and writes to the developer's own ~/.ssh; tests/trust runs it",
     "ssh lab1": "downloads TensorFlow; the hosts of the tests have the session's interpreter at the same path",
-    "apt-get install": "installs on this machine; the engine of the tests is here already",
     "make image": "downloads TensorFlow; make worker-image runs it on another base",
     "salloc": "waits for somebody at a terminal; the job before it does the same",
     "srun --overlap": "as above",
@@ -207,6 +206,8 @@ def test_that_of_containers(podman_with_training: Podman, tmp_path: Path, monkey
     for mounted in ("/data/imagenet", "~/checkpoints"):
         words[f'"{mounted}:'] = f'"{tmp_path}/{Path(mounted).name}:'
         (tmp_path / Path(mounted).name).mkdir()
+    # The engine of the tests is installed: whether there are packages of these names is asked, and nothing changed.
+    words["apt-get install"] = "apt-get install --simulate" if shutil.which("apt-get") else "true"
     has_own = USUAL_SOCKET.parent.exists()
     if has_own:  # a Podman of this machine's, whose place the guide's would take
         words["podman system service"] = "true"

@@ -11,6 +11,8 @@ from typing import Any
 
 import muster
 import pytest
+from muster.errors import LoginRefused
+from muster.platforms.hosts.platform import HostsPlatform
 
 from tests.platforms.hosts_network import Network
 from tests.support import eventually
@@ -86,3 +88,21 @@ def test_an_ordinary_user_of_a_host(hosts: Network, tmp_path: Path, monkeypatch:
     finally:
         host.run("umount /etc/passwd && rm -r /home/worker /mnt/passwd")
     assert os.getuid() == 0
+
+
+def test_nobody_is_asked_for_a_passphrase(
+    hosts: Network, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, asked = tmp_path / "id_locked", tmp_path / "asked"
+    shutil.copy(hosts.folder / "id_ed25519", key)
+    subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", str(key)], check=True)
+    config.write_text(config.read_text().replace(f"IdentityFile {hosts.folder}/id_ed25519", f"IdentityFile {key}"))
+    (tmp_path / "askpass").write_text(f"#!/bin/sh\ntouch {asked}\n")
+    (tmp_path / "askpass").chmod(0o755)
+    for name, value in {"": str(tmp_path / "askpass"), "_REQUIRE": "force"}.items():
+        monkeypatch.setenv(f"SSH_ASKPASS{name}", value)
+    platform = HostsPlatform(hosts=("h1:1",))
+    with pytest.raises(LoginRefused):
+        platform.check()
+    platform.close()
+    assert not asked.exists()

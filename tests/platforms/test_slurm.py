@@ -160,15 +160,18 @@ def test_no_more_of_the_environment_is_sent_than_the_user_says(
     )
 
 
-def test_a_session_that_is_a_job_itself_needs_no_way_to_the_login_node(project: Path, slurm: Engine) -> None:
+@pytest.mark.parametrize("is_detached", [False, pytest.param(True, marks=pytest.mark.elsewhere)])
+def test_a_session_that_is_a_job_itself_needs_no_way_to_the_login_node(
+    project: Path, slurm: Engine, is_detached: bool
+) -> None:
     (project / "train.py").write_text(
         f"import os, time\nprint(os.uname().nodename, flush=True)\nwhile not os.path.exists({str(project / 'go')!r}):\n"
         "    time.sleep(0.1)\n"
     )
     told = "-p slurm -s processes -n 2 --nodes 2 --memory 0.5 train.py"
-    command = (
-        f"cd {project} && MUSTER_DASHBOARD=plain {sys.executable} -m muster run {told} > out 2>&1; echo $? > status"
-    )
+    program = f"{sys.executable} -m muster"
+    started = f"{program} run --detach 5m {told} && {program} attach last" if is_detached else f"{program} run {told}"
+    command = f"cd {project} && export MUSTER_DASHBOARD=plain; ({started}) > out 2>&1; echo $? > status"
     job = slurm.submit("--nodes=2", "--ntasks=2", "--cpus-per-task=2", "--mem-per-cpu=1000", command=command)
     out, status = project / "out", project / "status"
     eventually(lambda: out.exists() and "training" in out.read_text(), "it trains", timeout=120)
@@ -231,6 +234,19 @@ def test_a_job_that_has_to_make_way(project: Path, slurm: Engine) -> None:
     slurm.submit("--nodes=2", "--exclusive", "--partition=urgent")
     with pytest.raises(WorkerPreempted, match=r"(was|were) taken away: A job with a higher priority.*PREEMPTED"):
         running.wait()
+
+
+def test_scripts_save_before_their_job_is_ended(project: Path, slurm: Engine) -> None:
+    """They have a handler, as the guide says, as Slurm may send the signal to them as well."""
+    (project / "endless.py").write_text(
+        "import signal, time\nfrom muster.training import preempted\n"
+        "signal.signal(signal.SIGTERM, lambda *_: None)\nprint('started', flush=True)\n"
+        "while not preempted():\n    time.sleep(0.05)\nprint('saved', flush=True)\ntime.sleep(600)\n"
+    )
+    running = started()
+    slurm.run("scancel", "--signal=TERM", *slurm.jobs())
+    eventually(lambda: all("saved" in running.logs(f"worker-{index}") for index in range(2)), "both have saved", 15)
+    running.stop()
 
 
 def test_a_job_that_takes_too_long(project: Path, slurm: Engine) -> None:

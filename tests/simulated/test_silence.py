@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from muster.dashboard.model import RunView, fold
+from muster.errors import RunStalled
+from muster.job import Limits
 from muster.pools import endpoint
 from muster.testing import Scene
 
@@ -130,3 +132,18 @@ def test_a_suspended_process_is_told_of_until_it_goes_on_or_ends(scene: Scene) -
     scene.do(worker.exit, rank=1)
     scene.advance(0.1)
     assert not said(scene)
+
+
+def test_a_run_that_stalls_for_a_silent_agent_says_why_it_is_silent() -> None:
+    with Scene(limits=Limits(stall=40)) as scene:
+        for worker in scene.workers.values():
+            worker.behaviour.runs_for = None
+        scene.start()
+        scene.advance(1)
+        scene.workers["worker-1"].behaviour.deaf_to = frozenset(["ping", "stacks"])
+        for second in range(30):
+            scene.loop.call_later(second, partial(scene.workers["worker-0"].report, "stage", stage="at work", rank=0))
+        scene.platform.waits("worker-1", PAUSED)
+        error = scene.finish().error
+    assert isinstance(error, RunStalled)
+    assert f"Its agent does not answer. {PAUSED}" in str(error)

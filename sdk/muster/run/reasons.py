@@ -8,7 +8,7 @@ from functools import partial
 from muster.errors import MusterError, StartTimeout
 from muster.failure import causes, diagnosis
 from muster.failure.causes import Failure
-from muster.failure.waiting import find_blocker
+from muster.failure.waiting import MUTE, find_blocker
 from muster.job import Plan
 from muster.run.context import RunContext
 from muster.run.state import RunState, Source
@@ -96,6 +96,8 @@ class Reasons:
         """
         servers = [source for source in self._state.running if source[0] in self._state.servers]
         holding_up = find_blocker(silent, self._state.stacks, servers)
+        known = self._state.why_silent(holding_up.source[0]) if holding_up.why == MUTE else None
+        holding_up = holding_up._replace(why=f"Its agent does not answer. {known}") if known else holding_up
         error = await in_thread(
             diagnosis.stalled, holding_up, self._limits.stall if seconds is None else seconds, stacks, self._logs
         )

@@ -391,6 +391,10 @@ class RunState:
         if self.silent_since.pop(worker, None) is not None:
             self._tell_silence(worker)
 
+    def why_silent(self, worker: str) -> str | None:
+        """Return why a worker's agent does not answer; None if that is not known, or it answers."""
+        return self._silences[worker].why if worker in self._silences else None
+
     def _tell_silence(self, worker: str, why: str | None = None) -> None:
         """Tell that a worker is silent, and why, or that it goes on, where that is new."""
         before = self._silences.get(worker, events.Silence())
@@ -509,11 +513,12 @@ class RunState:
         self.changed.set()
 
     def _on_suspended(self, worker: str, suspended: wire.Suspended) -> None:
+        process = self.processes[worker].get(suspended.rank)
         since = self._suspended_since.setdefault(worker, {})
-        if suspended.is_suspended:
-            since.setdefault(suspended.rank, clock.wall_time())
-        else:
+        if not suspended.is_suspended:
             since.pop(suspended.rank, None)
+        elif process is not None and process.exit_status is None and self._bounds.allow_suspension(worker):
+            since.setdefault(suspended.rank, clock.wall_time())
         self._tell_silence(worker)
 
     def _on_preempted(self, worker: str, preempted: wire.Preempted) -> None:

@@ -14,25 +14,35 @@ from tests.platforms.kubernetes.cluster import until
 from tests.platforms.kubernetes.space import Space
 
 ENDLESS = "import time\nprint('started', flush=True)\ntime.sleep(600)\n"
+SAVES = """
+import time
+from muster.training import preempted
+print("started", flush=True)
+while not preempted():
+    time.sleep(0.05)
+print("saved", flush=True)
+time.sleep(600)
+"""
 MOUNT = {"name": "data", "mountPath": "/data"}
 
 
-def started(space: Space, **options: Any) -> Any:
+def started(space: Space, script: str = ENDLESS, **options: Any) -> Any:
     """A run of two workers that both have started."""
-    running = space.run(ENDLESS, 2, wait=False, **options)
+    running = space.run(script, 2, wait=False, **options)
     for worker in ("worker-0", "worker-1"):
         until(lambda worker=worker: "started" in running.logs(worker), "it has started", 90)
     return running
 
 
 def test_an_evicted_pod(space: Space) -> None:
-    running = started(space)
+    running = started(space, SAVES)
     name = space.cluster.pods(space.name)[0]["metadata"]["name"]
     eviction = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"name": name, "namespace": space.name}}
     space.cluster.client.create(f"/api/v1/namespaces/{space.name}/pods/{name}/eviction", eviction)
     # Kubernetes 1.26 and later say more; before, nothing tells an eviction from a deletion.
     with pytest.raises((WorkerCancelled, WorkerLost), match=r"or evicted \(kubectl drain\)|was evicted"):
         running.wait()
+    assert ["saved" in running.logs(f"worker-{index}") for index in range(2)] == [True, True]
 
 
 def test_a_node_that_is_drained(space: Space) -> None:

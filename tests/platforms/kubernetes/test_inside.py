@@ -35,6 +35,21 @@ found.wait()
 print(json.dumps([found.logs(f"worker-{index}") for index in range(2)]))
 """
 
+DETACHED = """
+import json, os, signal, sys, muster
+options = {"strategy": "processes", "memory": 0.5, "cpu": 0.1, "timeout_seconds": 120}
+if os.fork() == 0:
+    muster.run_cluster(
+        2, worker_script="train.py", platform="kubernetes", overlay=sys.argv[1], detach="5m", **options
+    )
+    os.kill(os.getpid(), signal.SIGKILL)
+os.wait()
+run = muster.attach()
+assert run.status == "running", run.status
+run.wait()
+print(json.dumps([run.logs(f"worker-{index}") for index in range(2)]))
+"""
+
 
 def with_muster(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The volumes, and the mounts, of a pod with this machine's Python, this Muster and a folder."""
@@ -45,14 +60,15 @@ def with_muster(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]
     return volumes, [*machine["containers"][0]["volumeMounts"], *mounts]
 
 
-def start_notebook(space: Space, tmp_path: Path, **options: Any) -> str:
+def start_notebook(space: Space, tmp_path: Path, program: str = NOTEBOOK, **options: Any) -> str:
     """Start a session in a pod, which may do what the guide says; return the pod's path in the API.
 
     Args:
+        program: what the session does.
         options: of its run.
     """
     make_account(space, guide_role())
-    (space.folder / "notebook.py").write_text(NOTEBOOK)
+    (space.folder / "notebook.py").write_text(program)
     volumes, mounts = with_muster(tmp_path)
     pod = {
         "metadata": {"name": "notebook"},
@@ -112,10 +128,14 @@ def test_each_strategy_trains_from_a_notebook_in_the_cluster(space: Space, tmp_p
     assert [f"trained {rank}" in log.splitlines() for rank, log in enumerate(logs)] == [True, True], logs
 
 
-def test_a_run_from_a_notebook_in_the_cluster(space: Space, tmp_path: Path) -> None:
-    assert logs_of_a_notebook_s_run(space, tmp_path, "import os\nprint('rank', os.environ['RANK'])\n") == [
-        "rank 0\n", "rank 1\n",
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    "program",
+    [NOTEBOOK, pytest.param(DETACHED, marks=pytest.mark.elsewhere)],
+    ids=["of a session", "detached from a session that is killed"],
+)
+def test_a_run_from_a_notebook_in_the_cluster(space: Space, tmp_path: Path, program: str) -> None:
+    script = "import os\nprint('rank', os.environ['RANK'])\n"
+    assert logs_of_a_notebook_s_run(space, tmp_path, script, program=program) == ["rank 0\n", "rank 1\n"]
 
 
 def test_a_session_that_is_a_job_of_the_guide_s_is_reached_by_exec(space: Space, tmp_path: Path) -> None:
