@@ -68,7 +68,7 @@ def test_a_session_that_hangs_up_before_it_has_said_who_it_is_is_dialled_again(
 
         def serve() -> None:
             hung_up, _ = listener.accept()
-            hung_up.recv(1)
+            hung_up.recv(1 << 16)
             if linger:
                 hung_up.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             hung_up.close()
