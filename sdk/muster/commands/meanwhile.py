@@ -1,4 +1,4 @@
-"""What a command says at a terminal while it does something that may take long, and shows nothing yet."""
+"""Words at a terminal while a command does something that may take long, and shows nothing yet."""
 
 from __future__ import annotations
 
