@@ -164,14 +164,14 @@ def test_only_what_has_changed_is_sent_again_unless_without_a_cache(
     assert sent == dict.fromkeys(("worker-0", "worker-1"), everything)
     assert not cache.cache_folder().exists()
     assert f"keep the project's files in {cache.cache_folder()}" in run_with("two").explain()
-    assert sent == dict.fromkeys(("worker-0", "worker-1"), everything)
+    assert max(sent.values()) == everything  # one worker may find what the other one has just been sent
     kept = {path.read_text() for path in cache.cache_folder().iterdir()}
     assert {"two", "large", (project / "train.py").read_text()} == kept
     for path in cache.cache_folder().iterdir():  # as a script in a container could
         if path.read_text() == "large":
             path.write_text("false")
     run_with("three")
-    assert sent == dict.fromkeys(("worker-0", "worker-1"), len("three") + len("large"))
+    assert max(sent.values()) == len("three") + len("large")
     assert str(cache.cache_folder()) in cache.remove_cache().removed[0]
     assert not cache.cache_folder().exists()
     assert not any(cache.remove_cache())

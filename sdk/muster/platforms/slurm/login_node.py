@@ -57,7 +57,7 @@ class LoginNode(Site):
 
     @property
     def connection(self) -> object:
-        """What stays the same as long as jobs and relays live there, also over several logins; None without any."""
+        """An object for the jobs and relays that live there, the same over several logins; None without any."""
         if self._logins.is_open(self.host):
             self._ended_at = None
         elif self._ended_at is None:
