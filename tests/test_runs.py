@@ -269,6 +269,12 @@ class TestRun:
         with pytest.raises(RunNotFound, match="worker-0, worker-1"):
             succeeded.logs(name)
 
+    def test_log_of_a_run_none_of_whose_workers_had_begun(self) -> None:
+        run = make("x")
+        with pytest.raises(RunNotFound) as caught:
+            run.logs("worker-1")
+        assert caught.value.advice == f"muster explain {run.run_id}: none of its workers had begun"
+
     def test_log_end_is_the_last_lines(self) -> None:
         run = make("x")
         (run.run_dir / "logs" / "worker-0.log").write_text("".join(f"{number}\n" for number in range(100_000)))

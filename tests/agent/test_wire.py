@@ -19,6 +19,7 @@ FROM_AGENT = [
     wire.Ack(5),
     wire.Exited(5, 0, 3, None),
     wire.Exited(5, 0, None, 11, "memory", 10**12, 1.0, 2.0),
+    wire.Suspended(1, False),
     wire.HungUp(1),
     wire.Broken(127),
     wire.LauncherOutput("caf\udcc3 é"),

@@ -6,16 +6,18 @@ import io
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from muster.dashboard import NoDashboard, choose
+from muster.dashboard.model import SERVING
 from muster.dashboard.plain import PlainDashboard
 from muster.dashboard.terminal import TerminalDashboard
 from muster.errors import JobError
 from muster.events import Event
 
-from tests.dashboard.scenes import at, failing, starting, training, view_of
+from tests.dashboard.scenes import START, at, failing, starting, training, view_of
 
 
 def lines(events: list[Event]) -> list[str]:
@@ -65,6 +67,63 @@ def test_the_launcher_that_the_ranks_wait_for_is_named() -> None:
         "[  2.0 s] starting: horovodrun starts the ranks",
         "[  9.0 s] training",
     ]
+
+
+class QuietRun:
+    """A dashboard of lines that is told of ``events``, and looks at the clock each second until ``end``."""
+
+    def __init__(self, events: list[Event], end: int) -> None:
+        self.now = 0.0
+        stream = io.StringIO()
+        dashboard = PlainDashboard(stream, clock=lambda: START + self.now)
+        for second in range(end):
+            self.now = second
+            while events and events[0].time <= START + second:
+                dashboard(events.pop(0))
+            dashboard.remind()
+        dashboard.close()
+        self.lines = stream.getvalue().splitlines()
+
+
+def test_what_takes_long_before_the_first_step_is_told_again_more_and_more_rarely() -> None:
+    events = [
+        at(0, "run_requested", job={"name": "mnist"}),
+        at(1, "run_phase", phase="starting", launcher="horovodrun"),
+        at(43, "run_phase", phase="training"),
+        at(43, "stage", "worker-0", rank=0, stage="importing keras"),
+        at(50, "progress", "worker-0", rank=0, step=1, metrics={}),
+    ]
+    assert QuietRun(events, end=200).lines == [
+        "[  0.0 s] run mnist",
+        "[  1.0 s] starting: horovodrun starts the ranks",
+        "[  6.0 s] still: horovodrun starts the ranks",
+        "[ 11.0 s] still: horovodrun starts the ranks",
+        "[ 21.0 s] still: horovodrun starts the ranks",
+        "[ 41.0 s] still: horovodrun starts the ranks",
+        "[ 43.0 s] training",
+        "[ 43.0 s] importing keras",
+        "[ 48.0 s] still: importing keras",
+        "[ 50.0 s] step 1",
+    ]
+
+
+@pytest.mark.parametrize("stage", ["", SERVING])
+def test_a_run_of_which_nothing_is_to_be_told_is_quiet(stage: str) -> None:
+    events = [at(0, "run_requested", job={"name": "mnist"}), *starting(1)[1:], at(1, "run_phase", phase="training")]
+    if stage:
+        events.append(at(1, "stage", "worker-0", stage=stage))
+    assert not [line for line in QuietRun(events, end=200).lines if "still" in line]
+
+
+def test_lines_of_what_takes_long_come_by_themselves() -> None:
+    stream = io.StringIO()
+    dashboard = PlainDashboard(stream, clock=lambda: START + 60.0)
+    dashboard(at(0, "run_requested", job={"name": "mnist"}))
+    deadline = time.monotonic() + 30
+    while "still: launching" not in stream.getvalue() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    dashboard.close()
+    assert stream.getvalue().splitlines()[-1] == "[   1:00] still: launching"
 
 
 def test_a_server_that_is_stopped_once_the_workers_have_succeeded_has_ended() -> None:

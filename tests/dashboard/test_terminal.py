@@ -254,7 +254,7 @@ def test_a_process_is_suspended_once_the_terminal_has_its_cursor_back(monkeypatc
 
 
 def test_the_end_of_the_run_closes_it() -> None:
-    terminal = Terminal()
+    terminal, before = Terminal(), {*threading.enumerate()}  # dashboards of other tests may still be open
     dashboard = TerminalDashboard(stream=terminal)
     for event in failing():
         dashboard(event)
@@ -262,7 +262,7 @@ def test_the_end_of_the_run_closes_it() -> None:
 
     assert "Try: look at the shard" in text
     assert text.rstrip().endswith("\x1b[?25h")  # the cursor is visible again
-    assert not any(thread.name == "muster-dashboard" for thread in threading.enumerate())
+    assert not any(thread.name == "muster-dashboard" for thread in {*threading.enumerate()} - before)
     dashboard.observe(at(99, "note", text="late"))
     dashboard.close()
     assert terminal.getvalue() == text

@@ -29,7 +29,7 @@ class Apart(Isolated):
 
     def _config(self, *arguments: Any) -> dict[str, Any]:
         config = super()._config(*arguments)
-        return {**config, "cache": {"folder": str(self._cache), "bytes": 1 << 24}} if self._cache else config
+        return {**config, "cache": {"folder": str(self._cache), "most": 1 << 24}} if self._cache else config
 
 
 def apart(hides: Path, cache: Path | None = None) -> Apart:

@@ -23,6 +23,7 @@ import muster
 import pytest
 from muster.errors import JobError, LaunchRefused, MusterError, WorkerLost, WorkerOutOfMemory
 from muster.job import Status
+from muster.platforms.containers import cache
 from muster.platforms.containers import platform as module
 from muster.platforms.containers.engine import connect
 from muster.platforms.containers.images import own_folders, tiny_image
@@ -34,6 +35,7 @@ from muster.run import exchange, silence
 from tests.platforms import containers_docker
 from tests.platforms.container_engine import ContainerEngine
 from tests.platforms.containers_podman import Podman, why_not
+from tests.platforms.test_hosts import note_transfer
 from tests.support import Run, environment, eventually, shell
 
 NAMED_SECONDS = 1.0  # from the engine's own word for what has happened to Muster's
@@ -99,7 +101,6 @@ def test_folders_and_volumes_are_mounted_as_docker_run_does(either_engine: Conta
 @pytest.mark.parametrize(
     ("volume", "why"),
     [
-        ("/nowhere:/data", "there is no /nowhere on this machine"),
         ("/tmp", "no absolute path as its target"),
         ("/tmp:data", "no absolute path as its target"),
         ("/tmp:/data:ro:z", "no absolute path as its target"),
@@ -115,24 +116,65 @@ def test_a_volume_that_cannot_be_mounted(volume: str, why: str) -> None:
     assert "docker run -v" in str(caught.value)
 
 
+def test_a_volume_whose_folder_is_missing() -> None:
+    with pytest.raises(JobError, match="there is no /nowhere on this machine") as caught:
+        binds(["/nowhere:/data"], is_here=True)
+    assert caught.value.advice == "make that folder, or name another"
+
+
 def test_a_folder_of_another_machine_is_not_looked_for_here() -> None:
     assert binds(["/nowhere:/data", "name:/x:ro,z"], is_here=False) == ["/nowhere:/data", "name:/x:ro,z"]
 
 
-def test_clean_removes_the_image_that_no_container_uses(project: Path, engine: Podman) -> None:
+def test_clean_removes_the_image_that_no_container_uses(
+    project: Path, engine: Podman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "base_folder", lambda: tmp_path)
     (project / "train.py").write_text(ENDLESS)
     running = run("train.py", 1, wait=False)
     has_started(running, "worker-0")
     cleaning = ContainersPlatform()
-    removed, (why,) = cleaning.clean()
-    assert not removed
+    (removed,), (why,) = cleaning.clean()
+    assert removed.startswith(str(cache.cache_folder()))
     assert " could not be removed: " in why
     running.stop()
-    (removed, left) = cleaning.clean()
-    assert [name.partition("-")[0] for name in removed] == ["localhost/muster"]
+    images, left = cleaning.clean()
+    assert [name.partition("-")[0] for name in images] == ["localhost/muster"]
     assert not left
     assert not any(cleaning.clean())
     cleaning.close()
+
+
+def test_only_what_has_changed_is_sent_again_unless_without_a_cache(
+    either_engine: ContainerEngine, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "base_folder", lambda: tmp_path)
+    (project / "train.py").write_text("print(open('data.txt').read(), open('large.txt').read())")
+    (project / "large.txt").write_text("large")
+    sent: dict[str, int] = {}
+
+    def run_with(data: str, **options: Any) -> muster.Cluster:
+        (project / "data.txt").write_text(data)
+        done = run("train.py", observers=[lambda event: note_transfer(event, sent)], **options)
+        assert [done.logs(f"worker-{index}") for index in range(2)] == [f"{data} large\n"] * 2
+        return done
+
+    everything = sum(path.stat().st_size for path in project.iterdir()) + len("one")
+    run_with("one", cache=False)
+    assert sent == dict.fromkeys(("worker-0", "worker-1"), everything)
+    assert not cache.cache_folder().exists()
+    assert f"keep the project's files in {cache.cache_folder()}" in run_with("two").explain()
+    assert max(sent.values()) == everything  # one worker may find what the other one has just been sent
+    kept = {path.read_text() for path in cache.cache_folder().iterdir()}
+    assert {"two", "large", (project / "train.py").read_text()} == kept
+    for path in cache.cache_folder().iterdir():  # as a script in a container could
+        if path.read_text() == "large":
+            path.write_text("false")
+    run_with("three")
+    assert max(sent.values()) == len("three") + len("large")
+    assert str(cache.cache_folder()) in cache.remove_cache().removed[0]
+    assert not cache.cache_folder().exists()
+    assert not any(cache.remove_cache())
 
 
 def test_nothing_secret_is_in_what_the_engine_shows(project: Path, engine: Podman) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -246,18 +247,41 @@ def test_more_workers_than_sshd_may_have_connections_are_refused_with_the_number
     assert login.engine.jobs() == []
 
 
-def test_a_login_that_ends_is_told_of_and_its_job_is_cancelled(project: Path, login: LoginMachine) -> None:
-    running = started()
-    (ssh,) = ssh_processes()
-    os.kill(ssh, signal.SIGKILL)
-    began = time.monotonic()
-    with pytest.raises(WorkerLost, match="The login to login1, through which its agent .* has ended"):
-        running.wait()
-    assert time.monotonic() - began < 30
-    eventually(lambda: login.engine.left_behind() == [], "the job is cancelled", timeout=20)
+def guard_of(login: LoginMachine) -> int:
+    """Id of the guard on the login node."""
+    (guard,) = [pid for pid in login.pids() if "sys.stdin.buffer.raw" in command_line(pid)]
+    return guard
 
 
-def test_after_a_login_that_ended_a_run_is_tried_again_by_another(project: Path, login: LoginMachine) -> None:
+def test_a_run_goes_on_by_another_login_where_one_is_cut_while_it_waits_and_while_it_trains(
+    project: Path, login: LoginMachine, caplog: pytest.LogCaptureFixture
+) -> None:
+    (project / "train.py").write_text(
+        "import time\nfor step in range(100):\n    print('step', step, flush=True)\n    time.sleep(0.1)\n"
+    )
+
+    def cut() -> None:
+        (ssh,), guard = ssh_processes(), guard_of(login)
+        os.kill(ssh, signal.SIGKILL)
+        eventually(lambda: guard not in login.pids() and ssh_processes(), "it logs in again", 20)
+
+    with ThreadPoolExecutor(1) as threads:
+        future = threads.submit(run, "train.py", sbatch_args=("--hold",), wait=False)
+        eventually(lambda: any(name.endswith("job.json") for name in login.files()), "it is queued", 60)
+        cut()
+        (job,) = login.engine.jobs()
+        login.engine.run("scontrol", "release", job)
+        running = future.result(60)
+    eventually(lambda: "step 9\n" in running.logs("worker-1"), "it trains", timeout=60)
+    cut()
+    running.wait()
+    for worker in ("worker-0", "worker-1"):
+        assert running.logs(worker).splitlines() == [f"step {number}" for number in range(100)]
+    assert caplog.text.count("This session has logged in again, and goes on") == 2
+    login.expect_nothing_left()
+
+
+def test_a_run_is_tried_again_where_a_login_was_lost_with_its_guard(project: Path, login: LoginMachine) -> None:
     (project / "train.py").write_text(
         "import os, time\nprint('attempt', os.environ['MUSTER_ATTEMPT'], flush=True)\n"
         "time.sleep(600 if os.environ['MUSTER_ATTEMPT'] == '1' else 0)\n"
@@ -265,9 +289,25 @@ def test_after_a_login_that_ended_a_run_is_tried_again_by_another(project: Path,
     running = run("train.py", restarts=1, wait=False)
     for worker in ("worker-0", "worker-1"):
         eventually(lambda: "attempt 1" in running.logs(worker), f"{worker} has started", timeout=60)  # noqa: B023
-    os.kill(ssh_processes()[0], signal.SIGKILL)
+    os.kill(guard_of(login), signal.SIGKILL)
     running.wait()
+    assert "The login to login1, through which its agent" in running.explain()
     assert "attempt 2" in running.logs("worker-0")
+
+
+@pytest.mark.elsewhere  # it takes 30 s
+def test_a_job_ends_where_nobody_logs_in_again_for_longer_than_the_lease(project: Path, login: LoginMachine) -> None:
+    running = started()
+    keys = login.folder / "authorized_keys"
+    keys.rename(login.folder / "none")
+    os.kill(ssh_processes()[0], signal.SIGKILL)
+    try:
+        with pytest.raises(WorkerLost, match="The login to login1, through which its agent .* has ended"):
+            running.wait()
+        eventually(lambda: login.engine.left_behind() == [], "the job is cancelled", timeout=20)
+        login.expect_nothing_left()
+    finally:
+        (login.folder / "none").rename(keys)
 
 
 @pytest.mark.elsewhere  # it takes 18 s
@@ -317,8 +357,7 @@ def test_a_guard_that_is_killed_leaves_its_queued_job_to_the_next_run(project: P
     )
     eventually(lambda: len(login.engine.jobs()) == 1, "it is queued", timeout=60)
     eventually(lambda: any(name.endswith("job.json") for name in login.files()), "it is known there", timeout=20)
-    (guard,) = [pid for pid in login.pids() if "sys.stdin.buffer.raw" in command_line(pid)]
-    os.kill(guard, signal.SIGKILL)
+    os.kill(guard_of(login), signal.SIGKILL)
     notebook.kill()
     notebook.wait()
     time.sleep(1)

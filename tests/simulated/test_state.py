@@ -352,6 +352,7 @@ FLOODS: dict[str, Callable[[int], Any]] = {
     "stacks of one": lambda number: wire.ProcessStacks("x" * 1000, 0),
     "stacks of many": lambda number: wire.ProcessStacks("x" * 1000, number),
     "progress of many": lambda number: wire.Progress(number, 1, metrics={}),
+    "suspensions": lambda number: wire.Suspended(0, number % 2 == 0),
     "stages": lambda number: wire.Stage(f"stage {number}", 0.0, 0),
     "ports": lambda number: wire.Listening(80 + number),
     "warnings": lambda number: wire.Warned(f"has {number} troubles", 0),
@@ -386,6 +387,7 @@ def test_an_agent_does_not_speak_for_another_workers_rank(told: Told, are_ordere
         wire.Progress(1, 1, metrics={"loss": -1.0}),
         wire.Stage("importing tensorflow", 2.5, 1),
         wire.Warned("swaps", 1),
+        wire.Suspended(1),
         wire.HungUp(1),
         wire.Raised("ValueError", "forged", "", 1),
         wire.Exited(8, 1, 9),
@@ -403,7 +405,7 @@ def test_an_agent_does_not_speak_for_another_workers_rank(told: Told, are_ordere
         told.call(lambda message=message: told.state.on_message("worker-1", message))
     told.hear(*lies)
     assert told.state.failures == []
-    assert not {"stage", "note", "script_raised"} & {kind for kind, _ in told.said()}
+    assert not {"stage", "note", "script_raised", "silence"} & {kind for kind, _ in told.said()}
     told.call(lambda: told.state.on_message("worker-1", wire.Exited(9, 1, 3)))
     assert told.state.exits == {("worker-1", 1): 3}
     assert told.state.metrics == LOSS

@@ -1,6 +1,7 @@
 """Connections of a guard to its platform: a socket that it inherits, or the pipes of an ssh login."""
 
 import os
+import select
 import socket
 
 TYPE_CHECKING = False
@@ -58,3 +59,9 @@ class PipeChannel:
         """Close both descriptors."""
         os.close(self._reader)
         os.close(self._writer)
+
+    def is_cut(self, seconds: float) -> bool:
+        """Return whether nobody could read what is sent, or will within some seconds: whoever did has ended."""
+        looking = select.poll()
+        looking.register(self._writer, 0)  # errors are told of in any case
+        return bool(looking.poll(1000 * seconds))

@@ -34,7 +34,7 @@ class Files:
         loop: the agent's event loop.
         send: sends a message to the session.
         places: the folders that files may be in, by the names that the session knows them by.
-        cache: folder and size of the cache for later runs; None for no cache.
+        cache: arguments of the ``Cache`` for later runs; None for no cache.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Files:
 
     def _open_cache(self, order: wire.Sync) -> "Cache | None":
         try:
-            return Cache(self._cache["folder"], self._cache["bytes"]) if self._cache and order.is_kept else None
+            return Cache(**self._cache) if self._cache and order.is_kept else None
         except OSError:  # it would only have saved time
             return None
 

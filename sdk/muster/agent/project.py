@@ -5,6 +5,7 @@ its place already, or in the cache of earlier runs, is used; then the contents o
 the order of the list. Each file gets its name once all of it has arrived and has the announced hash.
 """
 
+import binascii
 import contextlib
 import errno
 import json
@@ -149,7 +150,7 @@ class ProjectCopy:
             kept = ""
             if self._cache is not None:
                 self._cache.trim()
-                kept = self._cache.folder
+                kept = self._cache.known_as
             answer(wire.Synced(self._number, kept), is_over=True)
             return
         entry = self._contents[self._missing[-1]][0]
@@ -259,13 +260,15 @@ class Cache:
     Args:
         folder: the folder; ``~`` is the user's home.
         most: bytes that it may hold; the least recently used contents are removed first.
+        known_as: its path for the user, where that is another; empty where it is not.
 
     Raises:
         OSError: the folder cannot be made, or belongs to another user.
     """
 
-    def __init__(self, folder: str, most: int = CACHE_BYTES) -> None:
+    def __init__(self, folder: str, most: int = CACHE_BYTES, known_as: str = "") -> None:
         self.folder = os.path.expanduser(folder)
+        self.known_as = known_as or self.folder
         self._most = most
         self._has_grown = False
         os.makedirs(self.folder, 0o700, exist_ok=True)
@@ -292,7 +295,8 @@ class Cache:
         """Put a copy of an open file into the cache."""
         if size > self._most:
             return
-        part = "{}.{}.part".format(self._path(sha256), os.getpid())
+        unique = binascii.hexlify(os.urandom(8)).decode()  # a process id would not be, between containers
+        part = "{}.{}.part".format(self._path(sha256), unique)
         try:
             target = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:

@@ -43,11 +43,12 @@ class RelayedSide:
 
 
 class TcpRelay:
-    """A relay from a free port of this machine to an address, on a thread of its own.
+    """A relay from a port of this machine to an address, on a thread of its own.
 
     Args:
         address: this machine's address to listen on.
         target: host and port that connections are carried to.
+        port: the port; 0 for a free one.
 
     Attributes:
         port: the port.
@@ -55,13 +56,14 @@ class TcpRelay:
         heard_at: when something last came from there, on the monotonic clock.
     """
 
-    def __init__(self, address: str, target: "Address") -> None:
+    def __init__(self, address: str, target: "Address", port: int = 0) -> None:
         self._target = target
         self.most = _most_connections()
         self._sides: "set[RelayedSide]" = set()
         self.heard_at = time.monotonic()
         self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._listener.bind((address, 0))
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a relay before it linger
+        self._listener.bind((address, port))
         self._listener.listen(128)
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])

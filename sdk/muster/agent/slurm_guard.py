@@ -1,17 +1,19 @@
 """The guard of a session's jobs on the login node of a Slurm cluster, at the far end of the session's login.
 
 It runs Slurm's commands and keeps the submissions' files for its platform, and relays the agents' connections: compute
-nodes reach this machine, and ssh forwards a port of it to the session. Once the login has ended, however that came, it
-cancels the session's jobs, queued ones too, and removes their files.
+nodes reach this machine, and ssh forwards a port of it to the session. Once the session has ended, it cancels its jobs,
+queued ones too, and removes their files. Where only the login has been cut, it waits as long as agents do for the guard
+of another login, which takes all over.
 """
 
 import contextlib
 import os
 import re
+import signal
 import time
 
 from . import linux, slurm_site
-from .host_guard import IDLE_SECONDS, HostGuard, channel_of_login
+from .host_guard import IDLE_SECONDS, LEASE_MARGIN, HostGuard, channel_of_login
 from .relay import MOST, SPARE, TcpRelay
 
 TYPE_CHECKING = False
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 PATIENCE = 1800.0  # seconds after which it gives up cleaning up
 RETRY_SECONDS = 1.0  # between two attempts
+CUT_SECONDS = 0.5  # in which a login that has been cut ends in both directions
+GIVES_UP_SECONDS = 3.0  # that a guard may take to give up what it watches; to clean up takes longer
 
 
 class SlurmGuard(HostGuard):
@@ -31,18 +35,21 @@ class SlurmGuard(HostGuard):
         channel, folder: as of any guard at the far end of a login.
     """
 
-    requests = ("hello", "close", "slurm", "watch", "relay", "end_relay")
+    requests = ("hello", "close", "slurm", "watch", "relay", "end_relay", "take_over")
     longest_silence = IDLE_SECONDS  # as it takes the jobs along at once
 
     def __init__(self, channel: "PipeChannel", folder: str) -> None:
         super().__init__(channel, folder)
+        self._pipes = channel
         self._labels: "list[str]" = []
         self._folders: "list[str]" = []
         self._relays: "dict[int, TcpRelay]" = {}  # by port
 
     def run(self) -> None:
-        """Serve until the login ends; then cancel the session's jobs, and remove their files."""
+        """Serve until the session ends; then cancel its jobs, and remove their files."""
+        self._loop.on_signal(signal.SIGUSR1, self._give_up)
         super().run()
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         with contextlib.suppress(OSError):
             self._channel.close()  # the session does not wait for what follows
         deadline = time.monotonic() + PATIENCE
@@ -66,9 +73,32 @@ class SlurmGuard(HostGuard):
         self._labels, self._folders = labels, folders
         return {}
 
-    def _do_relay(self, address: str, host: str, port: int) -> "dict[str, Any]":
-        """Relay connections to a free port of this address, which is returned, to a host and port; and how many."""
-        relay = TcpRelay(address, (host, port))
+    def _do_take_over(self, guard: "list[int]", labels: "list[str]", folders: "list[str]") -> "dict[str, Any]":
+        """Watch these jobs and folders in place of the guard of an earlier login; return whether it still did."""
+        self._do_watch(labels, folders)
+        with contextlib.suppress(ProcessLookupError):
+            if linux.is_running(guard[0], guard[1]):
+                os.kill(guard[0], signal.SIGUSR1)
+                deadline = time.monotonic() + GIVES_UP_SECONDS
+                while linux.is_running(guard[0], guard[1]) and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                return {"done": not linux.is_running(guard[0], guard[1])}
+        return {"done": False}
+
+    def _give_up(self) -> None:
+        """End at once, as the guard of another login watches the jobs."""
+        self._labels, self._folders = [], []
+        self._loop.stop()
+
+    def _do_relay(self, address: str, host: str, port: int, there: int) -> "dict[str, Any]":
+        """Relay connections to a port of this address to a host and port; return that port, and how many.
+
+        Args:
+            address: the address.
+            host, port: where they are carried to.
+            there: the port; 0 for a free one.
+        """
+        relay = TcpRelay(address, (host, port), there)
         self._relays[relay.port] = relay
         return {"port": relay.port, "most": min(relay.most, _most_of_sshd())}
 
@@ -78,6 +108,14 @@ class SlurmGuard(HostGuard):
         if relay is not None:
             relay.close()
         return {}
+
+    def _be_alone(self, silent: float) -> None:
+        """Wait for the guard of another login where this one was cut; else the session has ended."""
+        self._is_alone = True
+        self._loop.forget(self._channel.reader)
+        self._loop.forget(self._channel.writer)
+        may_come_back = not silent and self._pipes.is_cut(CUT_SECONDS)
+        self._loop.call_later(self._lease + LEASE_MARGIN if may_come_back and self._labels else 0, self._loop.stop)
 
     def _end_if_idle(self) -> None:
         """End where nothing has been heard of the session for some time, not even on its way to workers."""

@@ -37,7 +37,7 @@ class WorkerGuard(Guard):
         # The pool's agent removes this folder in the end. Files of projects are kept there between runs.
         scratch = os.environ["MUSTER_SCRATCH"]
         self._runs = os.path.join(scratch, "runs")
-        self._cache = {"folder": os.path.join(scratch, "cache"), "bytes": CACHE_BYTES}
+        self._cache = {"folder": os.path.join(scratch, "cache"), "most": CACHE_BYTES}
         self._satisfied: "set[str]" = set()  # needs that the worker was found to meet
 
     def _do_launch(  # type: ignore[override]

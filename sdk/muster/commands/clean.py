@@ -22,8 +22,8 @@ from muster.text.cleaning import clean
 def clean_up(platform: str | None, **options: Any) -> None:
     """Remove what runs have left on a platform for later ones.
 
-    On hosts that is the cache of project files; on a container engine, the small images made of this Python. The
-    next run makes them again. Nothing is removed that a living run needs, and no record: see `muster runs --prune`.
+    On hosts that is the cache of project files; on a container engine, that and the small images made of this Python.
+    The next run makes them again. Nothing is removed that a living run needs, and no record: see `muster runs --prune`.
 
     \b
     Examples:

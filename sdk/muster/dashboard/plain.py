@@ -5,13 +5,16 @@ Of many workers the changes are counted, and only the first failures have lines 
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections import Counter
+from collections.abc import Callable
 from typing import TextIO
 
-from muster.dashboard.model import RunView, WorkerView, fold
+from muster.dashboard.model import SERVING, RunView, WorkerView, fold
 from muster.dashboard.text import first_line, number, rate
-from muster.dashboard.ticker import seconds_to_finish
+from muster.dashboard.ticker import Ticker, seconds_to_finish
 from muster.events import Event, EventKind, ScriptRaised
 from muster.failure.causes import tells_of_another
 from muster.runtime.outlet import Outlet
@@ -23,12 +26,19 @@ CENSUS_SECONDS = 1.0  # between two lines that count more workers than that
 
 
 class PlainDashboard:
-    """Writes lines to ``stream`` as the events come, with times taken from the events."""
+    """Writes lines to ``stream`` as the events come, with times taken from the events.
 
-    def __init__(self, stream: TextIO) -> None:
+    What takes long before the first step is told again, more and more rarely, by ``clock``.
+    """
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._ticker = Ticker(self.remind)
         self._outlet = Outlet(stream)
         self._view = RunView(clock=lambda: self._now)
         self._now = 0.0
+        self._quiet_since = 0.0  # when the last event came that made a line
+        self._next_reminder = 0.0
         self._next_progress = 0.0
         self._next_census = 0.0
         self._failures = 0
@@ -46,15 +56,35 @@ class PlainDashboard:
             worker = self._view.workers.get(event.worker or "")
             before, waited = (worker.status, worker.waits_for) if worker is not None else ("", "")
             fold(self._view, event)
-            for line in [*self._news(event, before), *self._waiting(event, waited)]:
-                self._outlet.put(f"[{duration(self._view.elapsed):>7}] {line}\n")
+            if lines := [*self._news(event, before), *self._waiting(event, waited)]:
+                self._quiet_since, self._next_reminder = event.time, event.time + PROGRESS_SECONDS
+                self._put(lines)
+        with contextlib.suppress(RuntimeError):  # the system allows no more threads: then nothing is told again
+            self._ticker.start()
         if event.kind == EventKind.RUN_ENDED:
             self.close()
+
+    def remind(self) -> None:
+        """Write what the run is still doing if that takes long, and there has been no line about it for a while."""
+        with self._lock:
+            now = self._clock()
+            if self._closed or now < self._next_reminder or not is_on_its_way(self._view):
+                return
+            self._now, self._next_reminder = now, 2 * now - self._quiet_since
+            self._put([" ".join([f"still: {self._view.doing}", *self._sent()])])
 
     def close(self) -> None:
         """Write no more lines, and wait a while until those that are queued have been written."""
         self._closed = True
+        self._ticker.close()
         self._outlet.close(seconds_to_finish())
+
+    def _put(self, lines: list[str]) -> None:
+        for line in lines:
+            self._outlet.put(f"[{duration(self._view.elapsed):>7}] {line}\n")
+
+    def _sent(self) -> list[str]:
+        return [] if self._view.sent is None else [f"({100 * self._view.sent:.0f} %)"]
 
     def _news(self, event: Event, status_before: str) -> list[str]:
         view = self._view
@@ -135,6 +165,13 @@ def state(worker: WorkerView) -> str:
     if worker.reason and worker.status in ("failed", "timedout", "stopped"):
         line += f": {first_line(worker.reason)}"
     return line
+
+
+def is_on_its_way(view: RunView) -> bool:
+    """Return whether a run under way has yet to come to its first step, or ends, so that it is known what it does."""
+    if view.started is None or view.status != "running" or view.doing in ("training", SERVING):
+        return False
+    return view.phase == "ending" or not view.has_stepped
 
 
 def progress_line(view: RunView) -> str:

@@ -230,7 +230,10 @@ class RunRecord:
             return f"rank-{number}"
         if worker:
             return worker
-        known = f"its workers: {', '.join(workers) or 'none that are known'}"
+        if not workers:
+            advice = f"muster explain {self.run_id}: none of its workers had begun"
+            raise RunNotFound(f"Run {self.run_id} has no worker {name!r}.", advice=advice)
+        known = f"its workers: {', '.join(workers)}"
         if len(ranks) > len(workers):
             known += f"; its ranks: rank-0 to rank-{len(ranks) - 1}"
         raise RunNotFound(f"Run {self.run_id} has no worker {name!r}.", advice=known)

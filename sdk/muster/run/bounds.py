@@ -12,6 +12,7 @@ MOST_NOTES = 20  # notes about reports of all processes
 NOTES_OF_EACH = 8  # notes about one worker, so that there is room for others
 MOST_METRICS = 1000  # names of metrics that are kept
 MOST_STAGES = 16  # stages that an agent may report for each process
+SUSPENSIONS_OF_EACH = 8  # times that an agent may report each process as suspended
 SPARE_PROCESSES = 64  # processes that an agent may report beyond those that its worker is to have
 FAILURES_OF_EACH = 4  # failures that an agent may report for each process
 
@@ -28,6 +29,7 @@ class AgentBounds:
         self._doubted: set[tuple[str, str]] = set()
         self._failures: Counter[str] = Counter()
         self._stages: Counter[str] = Counter()
+        self._suspensions: Counter[str] = Counter()
         self._noted: set[str] = set()
         self._notes_of: Counter[str] = Counter()
 
@@ -57,6 +59,12 @@ class AgentBounds:
     def allow_stage(self, worker: str) -> bool:
         """Count a stage that an agent reports, and return whether to emit it."""
         return self._count(self._stages, worker, MOST_STAGES, "tells of more stages than anybody reads")
+
+    def allow_suspension(self, worker: str) -> bool:
+        """Count a suspended process that an agent reports, and return whether to tell of it."""
+        return self._count(
+            self._suspensions, worker, SUSPENSIONS_OF_EACH, "tells of more suspensions than anybody reads"
+        )
 
     def _count(self, told: Counter[str], worker: str, of_each: int, too_much: str) -> bool:
         """Count one more report of a worker, and return whether that many are allowed for its processes."""

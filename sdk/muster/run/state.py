@@ -513,11 +513,12 @@ class RunState:
         self.changed.set()
 
     def _on_suspended(self, worker: str, suspended: wire.Suspended) -> None:
+        process = self.processes[worker].get(suspended.rank)
         since = self._suspended_since.setdefault(worker, {})
-        if suspended.is_suspended:
-            since.setdefault(suspended.rank, clock.wall_time())
-        else:
+        if not suspended.is_suspended:
             since.pop(suspended.rank, None)
+        elif process is not None and process.exit_status is None and self._bounds.allow_suspension(worker):
+            since.setdefault(suspended.rank, clock.wall_time())
         self._tell_silence(worker)
 
     def _on_preempted(self, worker: str, preempted: wire.Preempted) -> None:

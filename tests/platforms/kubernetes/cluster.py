@@ -40,6 +40,15 @@ from muster.platforms.kubernetes.kubeconfig import find_access
 
 HERE = Path(__file__).parent
 GROUPS = Path("/sys/fs/cgroup")
+RESTART = """
+server=$(cat /run/apiserver.pid)
+program=$(readlink /proc/$server/exe)
+mapfile -d '' -t words < /proc/$server/cmdline
+kill -KILL $server
+sleep 1
+"$program" "${words[@]:1}" < /dev/null > /dev/null 2>&1 &
+echo $! > /run/apiserver.pid
+"""
 READY_SECONDS = 120.0
 IMAGE_OF_GUIDE = "registry.example/me/training:1"  # the same as the next
 IMAGE = "muster.test/worker:1"  # has the system's folders only, where pods mount this machine's
@@ -83,6 +92,11 @@ class Cluster:
         finally:
             self._on_node("ip", "link", "set", "cni0", "up")
             self._on_node("kill", "-CONT", kubelet)
+
+    def restart_its_server(self) -> None:
+        """Kill the API server, start it again a moment later, and wait until the cluster is ready."""
+        self._on_node("bash", "-c", RESTART)
+        until(lambda: _is_ready(self.client), "the node is ready", READY_SECONDS)
 
     @contextlib.contextmanager
     def tainted(self, key: str) -> Iterator[None]:

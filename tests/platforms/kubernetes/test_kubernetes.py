@@ -239,7 +239,7 @@ def test_nothing_is_left_when_the_notebook_is_killed(space: Space) -> None:
     until(lambda: [pod["status"].get("phase") for pod in space.cluster.pods(space.name)] == ["Running"] * 2, "both run")
     notebook.send_signal(signal.SIGKILL)
     notebook.wait()
-    space.wait_until_empty(40)
+    space.wait_until_empty(30)
 
 
 def test_secrets_without_pods_that_a_killed_session_has_left_go_with_the_next_run(space: Space) -> None:

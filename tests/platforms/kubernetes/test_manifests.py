@@ -86,3 +86,14 @@ def test_a_toleration_of_no_effect_is_refused_before_anything_is_asked(text: str
     with pytest.raises(JobError, match="is no effect of a taint") as told:
         toleration(text)
     assert "EFFECT is NoSchedule, PreferNoSchedule, NoExecute" in str(told.value.advice)
+
+
+def test_pods_of_a_queue_are_one_group_of_kueue_s_which_is_admitted_as_a_whole(run: Run) -> None:
+    places: dict[str, Any] = {"scratch": Path(symbol("scratch")), "cwd": symbol("scratch")}
+    setting = pods.PodSetting("owner", "session", "key", "image:1", "python3", 1000, 1000, queue="team")
+    made = pods.pods([run.spec(f"worker-{number}", **places) for number in range(3)], setting)
+    labels, annotations = ([pod["metadata"][kind] for pod in made] for kind in ("labels", "annotations"))
+    assert {each["kueue.x-k8s.io/queue-name"] for each in labels} == {"team"}
+    assert len({each["kueue.x-k8s.io/pod-group-name"] for each in labels}) == 1
+    assert {each["kueue.x-k8s.io/pod-group-total-count"] for each in annotations} == {"3"}
+    assert "kueue" not in str(pod_of(run))

@@ -19,6 +19,7 @@ from tests.platforms.kubernetes.space import Space
 TALKS = "for number in range(30_000): print('x' * 99)\n"
 LEAVES = "import os; open(os.path.join(os.environ['MUSTER_RESULTS'], 'model'), 'w').write('y' * 3_000_000)\n"
 WAITS = "import time, pathlib\nprint('up', flush=True)\nwhile not pathlib.Path('go').exists(): time.sleep(0.05)\n"
+COUNTS = "import time\nfor step in range(150):\n    print('step', step, flush=True)\n    time.sleep(0.1)\n"
 KILLS = (
     "import os\n"
     "for pid in filter(str.isdecimal, os.listdir('/proc')):\n"
@@ -61,6 +62,21 @@ def test_a_stream_that_breaks_is_made_again(space: Space) -> None:
     assert said(stream) == ("killed\n", "")
     running.wait()
     assert running.result.status == "succeeded"
+
+
+@pytest.mark.elsewhere  # it takes 20 s
+def test_a_run_goes_on_when_the_server_that_carries_its_streams_is_killed_and_comes_back(
+    space: Space, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "muster")
+    running = space.run(COUNTS, tunnel=True, wait=False)
+    until(lambda: "step 9\n" in running.logs("worker-1"), "it trains")
+    assert "the stream to the pod" not in caplog.text
+    space.cluster.restart_its_server()
+    running.wait()
+    assert "the stream to the pod" in caplog.text
+    for index in range(2):
+        assert running.logs(f"worker-{index}").splitlines() == [f"step {number}" for number in range(150)]
 
 
 def said(stream: ExecStream) -> tuple[str, str]:

@@ -31,10 +31,14 @@ def make_homes(label: str) -> str:
     return str(folder)
 
 
+def base_folder() -> Path:
+    """Return the folder of this machine for what containers have mounted, on a disk rather than in memory."""
+    return Path("/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir())
+
+
 def homes_of(label: str) -> Path:
-    """Return the path of the folder for the homes of an owner's containers, on a disk rather than in memory."""
-    base = "/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir()
-    return Path(base, f"{HOMES}{label}")
+    """Return the path of the folder for the homes of an owner's containers."""
+    return base_folder() / f"{HOMES}{label}"
 
 
 def remove_orphaned_homes() -> None:

@@ -21,6 +21,7 @@ from muster.platforms.agents import default_log_cap
 from muster.platforms.base import Cleaned, Platform, Reach, Storage, cores_in_words, memory_in_words
 from muster.platforms.containers import states
 from muster.platforms.containers import worker as containers
+from muster.platforms.containers.cache import make_cache, remove_cache
 from muster.platforms.containers.engine import Engine, connect
 from muster.platforms.containers.gpus import GpuClaims
 from muster.platforms.containers.guard import (
@@ -63,6 +64,7 @@ class ContainersPlatform(Platform):
         network: name of the containers' network; None for a new one for each platform object.
         volumes: folders of the engine's machine, or volumes by name, that all containers mount, each as
             ``docker run -v`` takes it, such as ``/data:/data:ro``.
+        cache: whether the files of projects are kept on this machine for later runs, where the engine is on it.
         log_cap: largest size of a worker's log in bytes.
     """
 
@@ -72,6 +74,7 @@ class ContainersPlatform(Platform):
     )
     network: str | None = option(None, "Network of the containers", default="one of their own", metavar="NAME")
     volumes: tuple[str, ...] = option((), "Folders to mount, in quotes", metavar="SOURCE:TARGET[:ro]")
+    cache: bool = option(True, "Keep a project's files there, so that the next run sends only what has changed")
     log_cap: int | None = option(
         None, "Largest size of a worker's log in bytes", default="64 MiB", metavar="BYTES", minimum=1
     )
@@ -127,8 +130,9 @@ class ContainersPlatform(Platform):
         return Reach(network.session, network.session, is_coming=network.session == network.gateway)
 
     def clean(self) -> Cleaned:
-        """Remove the tiny images that no container uses."""
-        return remove_tiny_images(self._engine())
+        """Remove the tiny images that no container uses, and the cache of projects' files."""
+        images, files = remove_tiny_images(self._engine()), remove_cache()
+        return Cleaned([*images.removed, *files.removed], [*images.left, *files.left])
 
     def shortages(self, wanted: Sequence[Resources]) -> list[str]:
         """Return the shortages of cores and memory on the engine's machine, in words."""
@@ -258,6 +262,7 @@ class ContainersPlatform(Platform):
             labels={OWNER: self._label},
             owner=(0, 0) if engine.is_rootless else (os.getuid(), os.getgid()),
             log_cap=self.log_cap or default_log_cap(),
+            cache=make_cache() if self.cache and self._homes else "",
             binds=binds(self.volumes, engine.is_here),
         )
 

@@ -64,7 +64,8 @@ REFUSALS = (
     Refusal(
         r"setting rlimit",
         "the engine may not raise the limits of containers that far",
-        "default_ulimits = [] below [containers] in /etc/containers/containers.conf, or start it with higher limits",
+        "default_ulimits = [] below [containers] in /etc/containers/containers.conf, or higher limits for the engine;"
+        " either counts once its service is started anew",
     ),
     Refusal(
         r"executable file .*not found|exec: .*not found|starting container process caused.*no such file",

@@ -45,9 +45,9 @@ def _bind(text: str, is_here: bool) -> str:
     if os.path.normpath(target) == "/" or Path(os.path.normpath(target)).is_relative_to(OWN):
         raise _refused(text, f"and {target} is where the worker's own files are")
     if is_path and is_here and not os.path.exists(source):
-        raise _refused(text, f"and there is no {source} on this machine")
+        raise _refused(text, f"and there is no {source} on this machine", advice="make that folder, or name another")
     return ":".join(filter(None, (source, target, options)))
 
 
-def _refused(text: str, why: str) -> JobError:
-    return JobError(ArgumentText(Argument("volumes"), f" has {text!r}, {why}."), advice=HOW)
+def _refused(text: str, why: str, advice: ArgumentText | str = HOW) -> JobError:
+    return JobError(ArgumentText(Argument("volumes"), f" has {text!r}, {why}."), advice=advice)

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from muster.agent.places import is_symbolic
+from muster.agent.project import CACHE_BYTES
 from muster.errors import LaunchRefused
 from muster.job import WorkerSpec
 from muster.platforms.agents import LARGEST_NEWS, agent_config
@@ -26,7 +27,7 @@ from muster.platforms.containers.refusals import asking
 
 AGENT = Path(__file__).resolve().parents[2] / "agent"
 HOME = "/muster"  # folder of the agent and its files in a container
-CONFIG, NEWS = f"{HOME}/config", f"{HOME}/news"
+CONFIG, NEWS, CACHE = f"{HOME}/config", f"{HOME}/news", f"{HOME}/cache"
 LARGEST_LOG = 1 << 30  # bytes that are read from a container at most
 TRIES, TRY_SECONDS = 5, 0.1  # to read a file
 AGENT_MEMORY = 64 << 20  # bytes that a container gets for the agent, on top of the worker's memory
@@ -72,6 +73,7 @@ class ContainerSetting:
         labels: labels of all containers.
         owner: user and group id of their processes.
         log_cap: largest size of a worker's log in bytes.
+        cache: folder of this machine with files of earlier runs' projects, which is mounted; empty for none.
         binds: what else is mounted, as ``docker run -v`` takes it.
     """
 
@@ -85,6 +87,7 @@ class ContainerSetting:
     labels: Mapping[str, str]
     owner: tuple[int, int]
     log_cap: int
+    cache: str = ""
     binds: Sequence[str] = ()
 
 
@@ -141,8 +144,9 @@ def lay_out(spec: WorkerSpec, setting: ContainerSetting) -> str:
         with tarfile.open(fileobj=io.BytesIO(archive(spec, setting))) as tar:
             tar.extraction_filter = _as_it_is
             tar.extractall(target, numeric_owner=True)
-        # Where the agent is mounted: a folder that the engine made for that would be root's, and stay.
-        (home / "agent").mkdir(exist_ok=True)
+        # Where agent and cache are mounted: folders that the engine made for that would be root's, and stay.
+        for mounted in ("agent", *(["cache"] if setting.cache else [])):
+            (home / mounted).mkdir(exist_ok=True)
     except OSError as error:
         raise LaunchRefused(f"{spec.name} could not be created: {error}.", worker=spec.name) from error
     return str(home)
@@ -175,6 +179,8 @@ def _limits(
         mounts.append(Mount(HOME, home, type="bind"))
     if setting.has_agent:
         mounts.append(Mount(f"{HOME}/agent", str(AGENT), type="bind", read_only=True))
+    if setting.cache and home:
+        mounts.append(Mount(CACHE, setting.cache, type="bind"))
     limits: dict[str, Any] = engine.client.create_host_config(
         network_mode=setting.network,
         mounts=mounts,
@@ -211,6 +217,8 @@ def archive(spec: WorkerSpec, setting: ContainerSetting) -> bytes:
         "counts_gpus": True,
         "has_cgroup": True,
     }
+    if setting.cache:
+        config["cache"] = {"folder": CACHE, "most": CACHE_BYTES, "known_as": setting.cache}
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for path in _folders(spec, setting):

@@ -80,7 +80,7 @@ class HostsPlatform(Platform):
     tunnel: bool | None = option(
         None, "Have workers reach this session through ssh, or the cluster's exec", default="where needed"
     )
-    cache: bool = option(True, "Keep a project's files on the hosts, so that the next run sends what has changed")
+    cache: bool = option(True, "Keep a project's files there, so that the next run sends only what has changed")
     lease_seconds: float = option(
         Platform.lease_seconds,
         "How long workers go on without the session until they end",
@@ -238,7 +238,7 @@ class HostsPlatform(Platform):
 
     def _config(self, spec: WorkerSpec, login: Login) -> dict[str, Any]:
         """Return the config of a worker's agent, with its address and the host's cache."""
-        cache = {"folder": CACHE, "bytes": CACHE_BYTES} if self.cache else None
+        cache = {"folder": CACHE, "most": CACHE_BYTES} if self.cache else None
         return {**_config(spec, login), "address": self._address(login.host), "cache": cache}
 
     def _address(self, host: str) -> str:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from muster.agent.fields import port, whole
+from muster.agent.fields import port, whole, yes_or_no
 from muster.errors import PlatformError
 from muster.job import WorkerSpec
 from muster.platforms.base import Reach, Relay
 from muster.platforms.guard_answers import checked
-from muster.platforms.hosts.login import ANSWER_SECONDS
+from muster.platforms.hosts.login import ANSWER_SECONDS, Login
 from muster.platforms.hosts.logins import Logins
 from muster.platforms.hosts.routes import Routes
 from muster.platforms.slurm.site import Site
+
+logger = logging.getLogger("muster")
 
 GUARD = "slurm_guard"  # the agent's module with the guard that runs there
 MARGIN = 5.0  # seconds for the way there and back
@@ -35,18 +40,59 @@ class LoginNode(Site):
     def __init__(self, host: str, lease: float) -> None:
         super().__init__(host)
         self.place = f"on {host}"
+        self._lease = lease
         self._logins = Logins(lease, secrets.token_hex(16), GUARD)
         self._routes = Routes(self._logins, tunnel=True)
+        self._lock = threading.RLock()
+        self._current: Login | None = None
+        self._connection: object = None
+        self._ended_at: float | None = None  # when it was seen that the login had ended, until there is another one
+        self._watched: tuple[Sequence[str], Sequence[str]] = ((), ())
+        self._relays: dict[int, tuple[tuple[str, int], str]] = {}  # by port there: the session, and the address
 
     def call(self, request: str, seconds: float | None = None, **fields: Any) -> Mapping[str, Any]:
         """Have the guard there do it, after logging in where no login is open."""
         limit = ANSWER_SECONDS if seconds is None else seconds + MARGIN
-        return self._logins.get(self.host).ask("slurm", limit, call=request, fields=fields)
+        return self._login().ask("slurm", limit, call=request, fields=fields)
 
     @property
     def connection(self) -> object:
-        """The login that is open now; None where there is none."""
-        return self._logins.made(self.host) if self._logins.is_open(self.host) else None
+        """An object for the jobs and relays that live there, the same over several logins; None without any."""
+        if self._logins.is_open(self.host):
+            self._ended_at = None
+        elif self._ended_at is None:
+            self._ended_at = time.monotonic()
+        elif time.monotonic() > self._ended_at + self._lease:
+            return None
+        return self._connection
+
+    def _login(self) -> Login:
+        """Return the login, after logging in where none is open: what the one before has left there is taken over.
+
+        Raises:
+            PlatformError: the host cannot be used.
+        """
+        with self._lock:
+            before, login = self._current, self._logins.get(self.host)
+            if login is not before:
+                if before is None or not self._takes_over(before, login):
+                    self._connection = object()
+                    self._relays.clear()
+                self._current = login
+            return login
+
+    def _takes_over(self, before: Login, login: Login) -> bool:
+        """Have a login's guard take over jobs and relays of an earlier one's; return whether these were still there."""
+        labels, folders = self._watched
+        if not labels:
+            return False
+        answer = login.ask("take_over", guard=[*before.guard], labels=[*labels], folders=[*folders])
+        if not checked(answer, {"done": yes_or_no}, self.host)["done"]:
+            return False
+        for there, (session, address) in self._relays.items():
+            self._relay(login, session, address, there)
+        logger.warning("The login to %s had ended. This session has logged in again, and goes on.", self.host)
+        return True
 
     @property
     def clock_offset(self) -> float:  # type: ignore[override]
@@ -60,11 +106,12 @@ class LoginNode(Site):
         Raises:
             PlatformError: the host cannot be used, with the reason and what to try.
         """
-        return str(self._logins.get(self.host).facts["python"])
+        return str(self._login().facts["python"])
 
     def watch(self, labels: Sequence[str], folders: Sequence[str]) -> None:
         """Have the guard there cancel the jobs of these names, and remove these folders, once the login has ended."""
-        self._logins.get(self.host).ask("watch", labels=[*labels], folders=[*folders])
+        login, self._watched = self._login(), (labels, folders)
+        login.ask("watch", labels=[*labels], folders=[*folders])
 
     def reach(self) -> Reach:
         """Return how the session is reached from there: through the login, so that it listens on loopback only."""
@@ -83,18 +130,29 @@ class LoginNode(Site):
         Raises:
             PlatformError: ssh forwards no port, or the machine has no such address.
         """
+        there, most = self._relay(self._login(), session, address)
+        self._relays[there] = session, address
+        return address, there, most
+
+    def _relay(self, login: Login, session: tuple[str, int], address: str, there: int = 0) -> tuple[int, int]:
+        """Return the port of a relay, ``there`` unless that is 0, and how many connections it carries."""
         host, forwarded = self._routes.route(self.host, session)
-        answer = self._logins.get(self.host).ask("relay", address=address, host=host, port=forwarded)
+        answer = login.ask("relay", address=address, host=host, port=forwarded, there=there)
         found = checked(answer, {"port": port, "most": whole(1)}, self.host)
-        return address, found["port"], found["most"]
+        return found["port"], found["most"]
 
     def end_relay(self, there: int) -> None:
         """End the relay at this port of that machine. Raises PlatformError."""
-        self._logins.get(self.host).ask("end_relay", port=there)
+        self._relays.pop(there, None)
+        self._login().ask("end_relay", port=there)
 
     def hang_up(self) -> None:
         """End the login; the guard then removes what it still has to watch."""
-        self._logins.close()
+        with self._lock:
+            self._logins.close()
+            self._current = self._connection = None
+            self._watched = (), ()
+            self._relays.clear()
 
 
 class LoginGuard:
