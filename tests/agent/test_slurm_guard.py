@@ -124,7 +124,7 @@ def test_a_session_that_sends_to_workers_is_not_taken_for_gone(fake: StandIn, tm
     guard = GuardProcess(fake, tmp_path, 0.5)
     try:
         with socket.create_server(("127.0.0.1", 0)) as session:
-            guard.says("relay", address="127.0.0.1", host="127.0.0.1", port=session.getsockname()[1])
+            guard.says("relay", address="127.0.0.1", host="127.0.0.1", port=session.getsockname()[1], there=0)
             port = guard.answers(3)[-1]["port"]
             with socket.create_connection(("127.0.0.1", port), timeout=20), session.accept()[0] as far:
                 for _ in range(30):
