@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from muster import errors, platforms
+from muster.commands import meanwhile
 from muster.commands.main import exit_code, main
 from muster.commands.recorded import Tail
 from muster.commands.run import as_options
@@ -84,8 +85,10 @@ def muster(*arguments: str) -> Result:
 
 
 def in_terminal(*arguments: str, **environment: str) -> str:
-    """What the command writes to a terminal, without colours."""
-    return re.sub(r"\x1b\[[\d;]*m", "", raw_in_terminal(*arguments, **environment))
+    """What the command writes to a terminal, without colours, and without what it has removed again."""
+    return re.sub(
+        r"\x1b\[[\d;]*m|checking[^\n]*\x1b\[K|looking[^\n]*\x1b\[K", "", raw_in_terminal(*arguments, **environment)
+    )
 
 
 def raw_in_terminal(*arguments: str, **environment: str) -> str:
@@ -771,12 +774,29 @@ def test_errors_are_broken_between_words_in_a_narrow_terminal(tmp_path: Path) ->
         done = subprocess.run(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=theirs, env=environment)
         os.close(theirs)
         said = terminal.read(65536).decode()
-    plain = re.sub(r"\x1b\[[\d;]*m", "", said).replace("\r", "")
+    plain = re.sub(r"checking[^\n]*\x1b\[K|\x1b\[[\d;]*m", "", said.replace("\r", ""))
     assert done.returncode == 2
     lines = [line.partition(str(tmp_path))[2] or line for line in plain.splitlines()]  # a path may be longer
     assert [line for line in lines if len(line) > 60] == []
     assert "The strategy of parameter servers, the default," in " ".join(plain.split())
     assert "\nTry: --strategy processes, which runs it on every" in plain
+
+
+@pytest.mark.parametrize(
+    ("term", "seconds", "shown"), [("xterm", 0.3, "checking ...\r\x1b[K"), ("xterm", 0, ""), ("dumb", 0.3, "")]
+)
+def test_what_takes_long_before_a_run_is_said_at_a_terminal(
+    term: str, seconds: float, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meanwhile, "SECONDS", 0.1)
+    monkeypatch.setenv("TERM", term)
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as terminal, os.fdopen(theirs, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        with meanwhile.saying("checking ..."):
+            time.sleep(seconds)
+        print("done", file=stream, flush=True)
+        assert terminal.read(100).decode() == f"{shown}done\r\n"
 
 
 def test_a_line_that_points_at_another_is_left_out_where_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:

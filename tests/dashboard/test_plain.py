@@ -107,6 +107,14 @@ def test_what_takes_long_before_the_first_step_is_told_again_more_and_more_rarel
     ]
 
 
+def test_what_takes_long_is_told_with_how_far_it_is() -> None:
+    queued = [*starting(2), at(1, "run_phase", phase="connecting")]
+    queued += [at(1, "worker_state", "worker-1", status="running"), at(2, "run_phase", phase="starting")]
+    assert QuietRun(queued[:-1], end=7).lines[-1] == "[  6.0 s] still: connecting (1 running, 1 starting)"
+    part = at(2, "transfer", "worker-0", done=1, total=4)
+    assert QuietRun([*queued, part], end=8).lines[-1] == "[  7.0 s] still: sending the project (25 %)"
+
+
 @pytest.mark.parametrize("stage", ["", SERVING])
 def test_a_run_of_which_nothing_is_to_be_told_is_quiet(stage: str) -> None:
     events = [at(0, "run_requested", job={"name": "mnist"}), *starting(1)[1:], at(1, "run_phase", phase="training")]

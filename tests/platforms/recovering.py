@@ -88,7 +88,7 @@ from muster.training.progress import report
 
 {{total}}
 
-kept = Path(os.environ.get("KEPT") or os.environ["TMPDIR"], "checkpoint")
+kept = Path(os.environ.get("KEPT") or os.environ["TMPDIR"], os.environ["MUSTER_RUN_ID"])
 state = [0, 0.0] if rank else json.loads(kept.read_text()) if kept.exists() else [0, 1.0]
 first, weight = total(state)
 print("attempt", os.environ["MUSTER_ATTEMPT"], "goes on at step", int(first), flush=True)

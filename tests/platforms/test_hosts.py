@@ -32,6 +32,7 @@ from muster.errors import (
 from muster.events import Event, EventKind, WorkerReady
 from muster.job import Resources, Status, Worker
 from muster.platforms.hosts import platform as hosts_platform
+from muster.platforms.hosts.failures import host_error
 from muster.platforms.hosts.platform import HostsPlatform
 from muster.records import scratch
 from muster.run import silence, watch
@@ -98,6 +99,24 @@ def login_to(host: Host) -> int:
 
 
 # -- a run ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "message", "details"),
+    [
+        (
+            "ssh: Could not resolve hostname lab3: Name or service not known\r\n",
+            "There is no host lab3: Could not",
+            None,
+        ),
+        ("a banner\nPermission denied (publickey).\n", "lab3 does not let you in: Permission", "a banner\nPermission"),
+    ],
+)
+def test_what_ssh_says_is_told_once(said: str, message: str, details: str | None) -> None:
+    error = host_error("lab3", said)
+    assert error.message.startswith(message)
+    assert (error.details or "").startswith(details or "")
+    assert bool(error.details) == bool(details)
 
 
 def test_two_hosts_train(start: Start) -> None:

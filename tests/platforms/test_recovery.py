@@ -96,13 +96,19 @@ needs_open_mpi = pytest.mark.skipif(shutil.which(OPEN_MPI) is None, reason=f"{OP
 WITH_TENSORFLOW: dict[str, Any] = {"memory": 1.5, "timeout_seconds": 240, "run_timeout": 240}
 
 
+def take_away_the_first(running: muster.Cluster) -> None:
+    """Have the worker of rank 0 lost."""
+    take_away(running, "worker-0")
+
+
 @pytest.mark.elsewhere
 @pytest.mark.horovod
-def test_horovods_ranks_on_hosts_go_on_with_the_worker_that_replaces_a_lost_one(
+def test_horovods_ranks_on_hosts_go_on_with_the_worker_that_replaces_the_first(
     hosts_with_tensorflow: Network, folder: Path
 ) -> None:
     where: dict[str, Any] = {"platform": "hosts", "hosts": ["h1:1", "h2:1"], "lease_seconds": 3}
-    recovers(take_away, strategy="horovod", **where, **WITH_TENSORFLOW)
+    where["env"] = {"KEPT": "/home"}
+    recovers(take_away_the_first, lost="worker-0", strategy="horovod", **where, **WITH_TENSORFLOW)
 
 
 @pytest.mark.elsewhere
@@ -125,10 +131,10 @@ def test_with_the_first_container_of_mpi_killed_all_are_launched_anew(engine: Po
 
 @pytest.mark.elsewhere
 @needs_open_mpi
-def test_with_a_lost_worker_of_mpi_on_hosts_all_are_launched_anew(hosts: Network, folder: Path) -> None:
+def test_with_the_first_worker_of_mpi_on_hosts_lost_all_are_launched_anew(hosts: Network, folder: Path) -> None:
     recovers(
-        take_away, are_all_new=True, strategy="mpi", mpiexec=OPEN_MPI, env={"KEPT": "/home"}, platform="hosts",
-        hosts=["h1:1", "h2:1"], lease_seconds=3,
+        take_away_the_first, are_all_new=True, strategy="mpi", mpiexec=OPEN_MPI, env={"KEPT": "/home"},
+        platform="hosts", hosts=["h1:1", "h2:1"], lease_seconds=3,
     )  # fmt: skip
 
 

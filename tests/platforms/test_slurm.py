@@ -160,21 +160,25 @@ def test_no_more_of_the_environment_is_sent_than_the_user_says(
     )
 
 
-@pytest.mark.parametrize("is_detached", [False, pytest.param(True, marks=pytest.mark.elsewhere)])
-def test_a_session_that_is_a_job_itself_needs_no_way_to_the_login_node(
-    project: Path, slurm: Engine, is_detached: bool
-) -> None:
+MUSTER = f"{sys.executable} -m muster"
+AT_A_TERMINAL = (  # as from the login node, of whose environment a step gets no list of the job's nodes
+    "env -u SLURM_JOB_NODELIST srun --jobid=$SLURM_JOB_ID --overlap --nodes=1 --ntasks=1"
+    f" sh -c '{MUSTER} run --detach 5m {{}} && {MUSTER} attach last'"
+)
+
+
+@pytest.mark.parametrize("way", [f"{MUSTER} run {{}}", AT_A_TERMINAL], ids=["batch script", "detached at a terminal"])
+def test_a_session_that_is_a_job_itself_needs_no_way_to_the_login_node(project: Path, slurm: Engine, way: str) -> None:
     (project / "train.py").write_text(
         f"import os, time\nprint(os.uname().nodename, flush=True)\nwhile not os.path.exists({str(project / 'go')!r}):\n"
         "    time.sleep(0.1)\n"
     )
     told = "-p slurm -s processes -n 2 --nodes 2 --memory 0.5 train.py"
-    program = f"{sys.executable} -m muster"
-    started = f"{program} run --detach 5m {told} && {program} attach last" if is_detached else f"{program} run {told}"
-    command = f"cd {project} && export MUSTER_DASHBOARD=plain; ({started}) > out 2>&1; echo $? > status"
+    command = f"cd {project} && export MUSTER_DASHBOARD=plain; ({way.format(told)}) > out 2>&1; echo $? > status"
     job = slurm.submit("--nodes=2", "--ntasks=2", "--cpus-per-task=2", "--mem-per-cpu=1000", command=command)
     out, status = project / "out", project / "status"
-    eventually(lambda: out.exists() and "training" in out.read_text(), "it trains", timeout=120)
+    eventually(lambda: status.exists() or (out.exists() and "training" in out.read_text()), "it trains", timeout=120)
+    assert not status.exists(), out.read_text()
     within = ("srun", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1", sys.executable, "-m", "muster")
     reached = 'train.py", line 4'
     eventually(lambda: slurm.run(*within, "stacks", "last").count(reached) == 2, "a step of the job reaches it", 30)

@@ -104,10 +104,18 @@ def _text(data: bytes) -> str:
 
 
 def environment() -> "dict[str, str]":
-    """Return the environment for Slurm's commands, without the user's filters of what these show or cancel."""
+    """Return the environment for Slurm's commands, without the user's filters of what these show or cancel.
+
+    Nor has it the nodes of a step that the session is in.
+    """
     filters = ("SQUEUE_", "SINFO_", "SCANCEL_", "SACCT_")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(filters)}
+    kept = {name: value for name, value in of_whole_job().items() if not name.startswith(filters)}
     return dict(kept, LC_ALL="C", SLURM_TIME_FORMAT="%s")
+
+
+def of_whole_job() -> "dict[str, str]":
+    """Return this process's environment without the nodes of its step, which srun would take for all of the job's."""
+    return {name: value for name, value in os.environ.items() if name not in ("SLURM_JOB_NODELIST", "SLURM_NODELIST")}
 
 
 def variables() -> "dict[str, Any]":

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from muster.commands import completion
+from muster.commands.meanwhile import saying
 from muster.commands.options import TimeSpan
 from muster.commands.recorded import print_rich
 from muster.commands.run import OPTIONS, as_options, make_request
@@ -74,7 +75,8 @@ def doctor(
     has_script = worker_script is not None
     if worker_script is None and options["strategy"] != "parameter_server":
         worker_script = shutil.which("true")  # such strategies need a script; it is not run
-    report = examine(make_request(worker_script=worker_script, **options), launch=not no_launch)
+    with saying("looking at this machine ..." if no_launch else "looking at this machine, then at workers ..."):
+        report = examine(make_request(worker_script=worker_script, **options), launch=not no_launch)
     if not has_script:
         text = "none is given, so this is about workers alone: with the options given, and the defaults of all others"
         if options["strategy"] == "parameter_server":

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from muster.commands import as_json
+from muster.commands.meanwhile import CHECKING, saying
 from muster.commands.run import as_options, course_options, job_options, make_request
 from muster.commands.script_command import ScriptCommand
 from muster.job import SERVER
@@ -40,7 +41,8 @@ def plan(json_wanted: bool, submission_wanted: bool, quiet: bool, **options: Any
     from muster.run.check import check
     from muster.run.checked import describe_place
 
-    checked = check(make_request(**options))
+    with saying(CHECKING):
+        checked = check(make_request(**options))
     if submission_wanted:
         click.echo(checked.submission_text(), nl=False)
         return

@@ -15,6 +15,7 @@ import click
 
 from muster import platforms, strategies
 from muster.commands import as_json, completion
+from muster.commands.meanwhile import CHECKING, saying
 from muster.commands.options import (
     AnyNumber,
     NameIn,
@@ -278,7 +279,8 @@ def run(quiet: bool, json_wanted: bool, **options: Any) -> None:
     from muster.run.check import check
     from muster.run.cluster import Cluster
 
-    checked = check(make_request(**options))
+    with saying(CHECKING):
+        checked = check(make_request(**options))
     if checked.limits.detached is not None:
         _detach(checked, quiet=quiet, json_wanted=json_wanted)
         return

@@ -71,7 +71,8 @@ class PlainDashboard:
             if self._closed or now < self._next_reminder or not is_on_its_way(self._view):
                 return
             self._now, self._next_reminder = now, 2 * now - self._quiet_since
-            self._put([" ".join([f"still: {self._view.doing}", *self._sent()])])
+            more = self._how_far()
+            self._put([f"still: {self._view.doing}" + (f" ({more})" if more else "")])
 
     def close(self) -> None:
         """Write no more lines, and wait a while until those that are queued have been written."""
@@ -83,8 +84,11 @@ class PlainDashboard:
         for line in lines:
             self._outlet.put(f"[{duration(self._view.elapsed):>7}] {line}\n")
 
-    def _sent(self) -> list[str]:
-        return [] if self._view.sent is None else [f"({100 * self._view.sent:.0f} %)"]
+    def _how_far(self) -> str:
+        """Return how far the run has come with what it does, in words; empty where that is not known."""
+        if self._view.sent is not None:
+            return f"{100 * self._view.sent:.0f} %"
+        return self._view.census if self._view.phase == "connecting" else ""
 
     def _news(self, event: Event, status_before: str) -> list[str]:
         view = self._view

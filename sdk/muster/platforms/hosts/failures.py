@@ -80,11 +80,9 @@ def host_error(host: str, said: str) -> HostUnreachable | HostKeyUnknown | HostK
     for pattern, kind, words, advice in KNOWN:
         match = re.search(pattern, said)
         if match:
-            return kind(
-                words.format(host, match[0].strip(" .")),
-                advice=advice.format(host, trust=trust_command(host)),
-                details=said or None,
-            )
+            told = words.format(host, match[0].strip(" ."))
+            details = None if said.removeprefix("ssh: ").strip(" .") in told else said
+            return kind(told, advice=advice.format(host, trust=trust_command(host)), details=details)
     last = said.splitlines()[-1] if said else "the login ended without a word"
     return HostUnreachable(
         f"{host} cannot be used: {last}",

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from muster.agent import slurm_site
 from muster.agent.places import is_symbolic
 from muster.errors import HostUnreachable, JobError, LaunchRefused, PlatformError, PlatformUnsupported
 from muster.job import EndCause, Resources, Status, Worker, WorkerSpec
@@ -358,8 +359,9 @@ class SlurmPlatform(Platform):
         command = self._step_command(made.folder, made.label, specs)
         with (made.folder / "output").open("ab") as output:
             step = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-            )
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+                env=slurm_site.of_whole_job(),
+            )  # fmt: skip
         self._steps[str(made.folder)] = step
         self._guard.watch_step(step.pid)
         return made.submitted(self.allocation, is_step=True)

@@ -64,7 +64,7 @@ def time_of(text: str) -> str:
     minutes = minutes_of(text)
     if not minutes:
         raise JobError(
-            f"time is {text!r}, which is no time limit.",
+            ArgumentText(Argument("time"), f" is {text!r}, which is no time limit."),
             advice=ArgumentText(Argument("time", ""), " such as 4h, 30m, 1-12:00:00 or 2:00:00"),
         )
     whole = math.ceil(minutes)
