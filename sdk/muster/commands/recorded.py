@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections import deque
@@ -31,7 +32,7 @@ from muster.runtime.echo import without_echo
 from muster.runtime.outlet import takes_escapes
 from muster.text.arguments import ArgumentText
 from muster.text.cleaning import clean
-from muster.text.reading import LONGEST_LINE, Appended
+from muster.text.reading import LONGEST_LINE, Appended, open_regular
 from muster.text.shown import duration
 
 if TYPE_CHECKING:
@@ -397,7 +398,9 @@ class Tail:
         If ``at_end``, also a last line without a newline. Lines of more than ``LONGEST_LINE`` come in parts.
         """
         with contextlib.suppress(FileNotFoundError):
-            for _ in range(self._path.stat().st_size // BYTES_AT_ONCE + 1):
+            with open_regular(self._path) as file:
+                size = os.fstat(file.fileno()).st_size
+            for _ in range(size // BYTES_AT_ONCE + 1):
                 news = self._appended.read().translate(None, b"\0")  # never shown, and all that there is in a hole
                 lines = (self._unfinished + news).split(b"\n")
                 self._unfinished = lines.pop()
