@@ -796,7 +796,10 @@ def test_what_takes_long_before_a_run_is_said_at_a_terminal(
         with meanwhile.saying("checking ..."):
             time.sleep(seconds)
         print("done", file=stream, flush=True)
-        assert terminal.read(100).decode() == f"{shown}done\r\n"
+        said = b""
+        while not said.endswith(b"done\r\n"):  # a read returns what has been written by one call, or by more
+            said += terminal.read(100)
+    assert said.decode() == f"{shown}done\r\n"
 
 
 def test_a_line_that_points_at_another_is_left_out_where_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
