@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,16 @@ def run(script: str, n: int = 2, **options: Any) -> muster.Cluster:
     options = {"strategy": "processes", "memory": 0.5, "timeout_seconds": 120, **options}
     cluster: muster.Cluster = muster.run_cluster(n, worker_script=script, platform="containers", **options).cluster
     return cluster
+
+
+@contextlib.contextmanager
+def run_meanwhile(script: str, **options: Any) -> Iterator[muster.Cluster]:
+    """Run a script in one container during the block, and stop it however that ends: others count containers."""
+    running = run(script, 1, wait=False, **options)
+    try:
+        yield running
+    finally:
+        running.stop()
 
 
 def has_started(running: muster.Cluster, worker: str) -> None:
@@ -180,17 +190,17 @@ def test_only_what_has_changed_is_sent_again_unless_without_a_cache(
 
 def test_nothing_secret_is_in_what_the_engine_shows(project: Path, engine: Podman) -> None:
     (project / "train.py").write_text(ENDLESS)
-    running = run("train.py", 1, wait=False, env={"PASSWORD": "fish and chips"})
-    has_started(running, "worker-0")
-    (name,) = engine.containers()
-    shown = engine.run("inspect", name) + engine.run("top", name, "args")
+    with run_meanwhile("train.py", env={"PASSWORD": "fish and chips"}) as running:
+        has_started(running, "worker-0")
+        (name,) = engine.containers()
+        shown = engine.run("inspect", name) + engine.run("top", name, "args")
+        inside = engine.run("exec", name, "/bin/ls", "/muster").split()
     assert "fish and chips" not in shown
     assert "BEGIN CERTIFICATE" not in shown
-    assert engine.run("exec", name, "/bin/ls", "/muster").split() == sorted(PLACES)
-    running.stop()
+    assert inside == sorted(PLACES)
 
 
-PLACES = ("agent", "home", "library", "news", "project", "run", "scratch")  # and no config any more
+PLACES = ("agent", "cache", "home", "library", "news", "project", "run", "scratch")  # and no config any more
 
 
 def test_nothing_in_a_container_gains_privileges(project: Path, engine: Podman) -> None:
@@ -200,13 +210,12 @@ def test_nothing_in_a_container_gains_privileges(project: Path, engine: Podman) 
 
 def test_the_engine_limits_cores_and_memory_without_swap(project: Path, either_engine: ContainerEngine) -> None:
     (project / "train.py").write_text(ENDLESS)
-    running = run("train.py", 1, wait=False)
-    has_started(running, "worker-0")
-    (name,) = either_engine.containers()
-    limits = json.loads(either_engine.run("inspect", name))[0]["HostConfig"]
+    with run_meanwhile("train.py") as running:
+        has_started(running, "worker-0")
+        (name,) = either_engine.containers()
+        limits = json.loads(either_engine.run("inspect", name))[0]["HostConfig"]
     assert limits["Memory"] == limits["MemorySwap"] > 500e6
     assert limits["NanoCpus"] == 1e9
-    running.stop()
 
 
 def test_limits_hold_an_init_is_first_and_python_is_read_only(project: Path, either_engine: ContainerEngine) -> None:
