@@ -1,10 +1,11 @@
 """Measure how long it takes until workers in a Slurm job are ready, on a real Slurm of two nodes.
 
 Baseline: a job whose script is one ``srun`` of as many ``true``, from its submission to the end of srun. The time of
-Muster is from the submission until every agent has connected to the session. Each agent is a process of Python: the
-same job with as many interpreters that do nothing shows what of the time is Python's. Slurm and its nodes are
-namespaces of this machine (``tests/platforms/slurm_engine.py``), so that all of them share this machine's processors.
-Each time Slurm is done with the job before, and comes at another moment of the second in which it plans.
+Muster is from the submission until every agent has connected to the session; what the site allows has been asked
+before, as in each run. Each agent is a process of Python: the same job with as many interpreters that do nothing shows
+what of the time is Python's. Slurm and its nodes are namespaces of this machine (``tests/platforms/slurm_engine.py``),
+so that all of them share this machine's processors. Each time Slurm is done with the job before, and comes at another
+moment of the second in which it plans.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ def muster(engine: Engine) -> float:
     platform = SlurmPlatform()
     session.listen_for(platform)
     specs = [run.spec(f"worker-{number}", session=session.address) for number in range(WORKERS)]
+    platform.shortages([spec.resources for spec in specs])
     settle(engine)
     began = time.monotonic()
     platform.submit(specs, run.id)
