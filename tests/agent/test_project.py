@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,25 @@ def test_a_cache_is_used_checked_and_bounded(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(OSError, match="not this user's"):
         Cache(str(tmp_path / "link"))
+
+
+def test_what_is_no_file_in_a_cache_costs_time_only(tmp_path: Path) -> None:
+    """The scripts of all containers can write there."""
+    cache = Cache(str(tmp_path / "cache"), 13_000)
+    pipe, folder = (tmp_path / "cache" / hashlib.sha256(data).hexdigest() for data in (SAME, CONTENTS["b/c.bin"]))
+    os.mkfifo(pipe)
+    folder.mkdir()
+    size = folder.stat().st_size
+    found: list[int] = []
+    looking = threading.Thread(
+        target=lambda: found.extend([cache.open(pipe.name, len(SAME)), cache.open(folder.name, size)]), daemon=True
+    )
+    looking.start()
+    looking.join(5)
+    assert found == [-1, -1]
+    sender = Sender(tmp_path / "project", described(CONTENTS), 1, cache)
+    sender.send(CONTENTS)
+    assert below(tmp_path / "project") == CONTENTS
 
 
 def test_a_cache_that_is_removed_meanwhile_costs_time_only(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from muster.agent import frames
+from muster.agent import frames, linux
 from muster.agent.host_guard import READY
 
 from tests.platforms.slurm_stand_in import StandIn
@@ -134,6 +134,34 @@ def test_a_session_that_sends_to_workers_is_not_taken_for_gone(fake: StandIn, tm
         guard.expect_clean()
     finally:
         guard.ends()
+
+
+def is_taken_over(guard: GuardProcess, around: Path) -> bool:
+    """Have the guard of another login take over from a guard; return whether that one still watched, as it says."""
+    (around / "other").mkdir()
+    other = GuardProcess(guard.fake, around / "other", 600.0)
+    try:
+        pid = guard.process.pid
+        other.says("take_over", guard=[pid, linux.start_of(pid)], labels=["muster-a"], folders=[str(guard.made)])
+        return bool(other.answers(3)[-1]["done"])
+    finally:
+        other.ends()
+
+
+def test_a_guard_gives_up_what_that_of_another_login_takes_over(guard: GuardProcess, tmp_path: Path) -> None:
+    assert is_taken_over(guard, tmp_path)
+    assert guard.process.wait(20) == 0
+    assert guard.fake.asked("scancel") == []
+    assert guard.made.exists()
+
+
+def test_a_guard_that_cleans_up_already_is_not_taken_over_from(guard: GuardProcess, tmp_path: Path) -> None:
+    scancel = guard.fake.folder / "bin" / "scancel"
+    scancel.write_text(scancel.read_text().replace("case ", "sleep 1\ncase "))
+    guard.hangs_up()
+    eventually(lambda: guard.fake.asked("scancel"), "it cleans up")
+    assert not is_taken_over(guard, tmp_path)
+    guard.expect_clean()
 
 
 def test_a_request_that_is_none_is_refused(guard: GuardProcess) -> None:

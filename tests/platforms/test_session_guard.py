@@ -74,6 +74,21 @@ def test_a_file_of_the_users_stands_in_for_no_module_in_a_guard(
     assert not (tmp_path / "mine").exists()
 
 
+def test_what_a_pth_file_has_found_is_found_in_a_guard_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``pip install -e`` of a platform's package leaves a file that imports what finds its modules."""
+    site, source = tmp_path / "site-packages", tmp_path / "source"
+    site.mkdir()
+    source.mkdir()
+    (source / "cleans_up.py").write_text(CLEANS_UP)
+    (site / "editable.pth").write_text("import finds_editable\n")
+    (site / "finds_editable.py").write_text(f"import sys\nsys.path.append({str(source)!r})\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(site)])
+    monkeypatch.setattr(linux, "start_of", lambda pid: 0)  # so that the session counts as ended
+    guard = SessionGuard("cleans_up", {"jobs": [], "folder": str(tmp_path)})
+    eventually((tmp_path / "cleaned").exists, "it has cleaned up")
+    guard.close()
+
+
 def test_the_tests_see_a_guard_that_somebody_forgets() -> None:
     guard = GuardProcess()
     try:

@@ -280,10 +280,11 @@ class Cache:
     def open(self, sha256: str, size: int) -> int:
         """Return a descriptor of a content; -1 if it is not in the cache."""
         try:
-            found = os.open(self._path(sha256), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            found = os.open(self._path(sha256), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return -1
-        if os.fstat(found).st_size == size:
+        status = os.fstat(found)
+        if stat.S_ISREG(status.st_mode) and status.st_size == size:  # scripts can put pipes and folders there, too
             with contextlib.suppress(OSError):
                 os.utime(self._path(sha256))
             return found

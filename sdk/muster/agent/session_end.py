@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 CHECK_SECONDS = 0.5  # between two checks of the session, where the kernel has no pidfd
 CLEANS_UP = "muster.platforms.session_guard"  # has that module clean up
 PREPARE_SECONDS = 5.0  # after which the module is imported, as it might be gone when it is needed
+SITES = ("site-packages", "dist-packages")  # names of the folders in which Python reads .pth files
+
+_read_sites: "set[str]" = set()  # those in which they have been read here
 
 
 def main(module: str) -> None:
@@ -36,6 +39,7 @@ def main(module: str) -> None:
         facts = json.loads(lines.readline().decode())
         sys.path[:] = facts.pop("path")
         if not _is_done(facts, lines, module):
+            _read_pth_files()
             importlib.import_module(CLEANS_UP).clean_up_after(module, facts)
 
 
@@ -50,6 +54,7 @@ def _is_done(facts: "dict[str, Any]", lines: "IO[bytes]", module: str) -> bool:
         if prepare_at is not None and time.monotonic() >= prepare_at:
             prepare_at = None
             with contextlib.suppress(Exception):  # it is imported again, and fails again, when it is needed
+                _read_pth_files()
                 importlib.import_module(module)
         patience = None if prepare_at is None else max(prepare_at - time.monotonic(), 0)
         if len(watched) == 1:
@@ -65,6 +70,17 @@ def _is_done(facts: "dict[str, Any]", lines: "IO[bytes]", module: str) -> bool:
             if _takes(facts, line):
                 return True
     return False
+
+
+def _read_pth_files() -> None:
+    """Have Python read these files as at the session's start: ``pip install -e`` leaves some that find modules."""
+    import site  # only here, as launches would wait for it
+
+    for folder in sys.path[:]:
+        if os.path.basename(folder) in SITES and folder not in _read_sites:
+            _read_sites.add(folder)
+            with contextlib.suppress(Exception):  # one that cannot be read keeps nothing from being cleaned up
+                site.addsitedir(folder)
 
 
 def _takes(facts: "dict[str, Any]", line: bytes) -> bool:

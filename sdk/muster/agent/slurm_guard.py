@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PATIENCE = 1800.0  # seconds after which it gives up cleaning up
 RETRY_SECONDS = 1.0  # between two attempts
 CUT_SECONDS = 0.5  # in which a login that has been cut ends in both directions
-GIVES_UP_SECONDS = 3.0  # that a guard may take to give up what it watches; to clean up takes longer
+GIVES_UP_SECONDS = 3.0  # that a guard may take to give up what it watches
 
 
 class SlurmGuard(HostGuard):
@@ -49,7 +49,6 @@ class SlurmGuard(HostGuard):
         """Serve until the session ends; then cancel its jobs, and remove their files."""
         self._loop.on_signal(signal.SIGUSR1, self._give_up)
         super().run()
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         with contextlib.suppress(OSError):
             self._channel.close()  # the session does not wait for what follows
         deadline = time.monotonic() + PATIENCE
@@ -77,13 +76,17 @@ class SlurmGuard(HostGuard):
         """Watch these jobs and folders in place of the guard of an earlier login; return whether it still did."""
         self._do_watch(labels, folders)
         with contextlib.suppress(ProcessLookupError):
-            if linux.is_running(guard[0], guard[1]):
+            if linux.is_running(guard[0], guard[1]) and linux.catches(guard[0], signal.SIGUSR1):
                 os.kill(guard[0], signal.SIGUSR1)
                 deadline = time.monotonic() + GIVES_UP_SECONDS
                 while linux.is_running(guard[0], guard[1]) and time.monotonic() < deadline:
                     time.sleep(0.01)
                 return {"done": not linux.is_running(guard[0], guard[1])}
         return {"done": False}
+
+    def _end_everything(self) -> None:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # which shows other guards that it is too late to take over
+        super()._end_everything()
 
     def _give_up(self) -> None:
         """End at once, as the guard of another login watches the jobs."""
