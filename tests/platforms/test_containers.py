@@ -183,9 +183,9 @@ def test_only_what_has_changed_is_sent_again_unless_without_a_cache(
             path.write_text("false")
     run_with("three")
     assert max(sent.values()) == len("three") + len("large")
-    assert str(cache.cache_folder()) in cache.remove_cache().removed[0]
-    assert not cache.cache_folder().exists()
-    assert not any(cache.remove_cache())
+    assert str(cache.cache_folder()) in cache.empty_cache().removed[0]
+    assert not any(cache.cache_folder().iterdir())
+    assert not any(cache.empty_cache())
 
 
 def test_nothing_secret_is_in_what_the_engine_shows(project: Path, engine: Podman) -> None:

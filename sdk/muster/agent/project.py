@@ -293,8 +293,8 @@ class Cache:
         return -1
 
     def keep(self, sha256: str, source: int, size: int) -> None:
-        """Put a copy of an open file into the cache."""
-        if size > self._most:
+        """Put a copy of an open file into the cache, unless it is there."""
+        if size > self._most or self._has(sha256, size):  # of a worker beside this one
             return
         unique = binascii.hexlify(os.urandom(8)).decode()  # a process id would not be, between containers
         part = "{}.{}.part".format(self._path(sha256), unique)
@@ -309,6 +309,18 @@ class Cache:
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(part)
+
+    def _has(self, sha256: str, size: int) -> bool:
+        found = self.open(sha256, size)
+        if found < 0:
+            return False
+        try:
+            if _digest(found) == sha256:
+                return True
+        finally:
+            os.close(found)
+        self.drop(sha256)
+        return False
 
     def drop(self, sha256: str) -> None:
         """Remove a content from the cache."""

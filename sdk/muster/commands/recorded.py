@@ -401,7 +401,10 @@ class Tail:
             with open_regular(self._path) as file:
                 size = os.fstat(file.fileno()).st_size
             for _ in range(size // BYTES_AT_ONCE + 1):
-                news = self._appended.read().translate(None, b"\0")  # never shown, and all that there is in a hole
+                read = self._appended.read()
+                if not read:
+                    break
+                news = read.translate(None, b"\0")  # never shown, and all that there is in a hole
                 lines = (self._unfinished + news).split(b"\n")
                 self._unfinished = lines.pop()
                 if len(self._unfinished) > LONGEST_LINE:

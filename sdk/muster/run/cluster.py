@@ -212,7 +212,10 @@ class Cluster:
     def what_became(self) -> str:
         """Return what has become of the run after an interrupt, in words: it may have ended just before."""
         logs = f" Logs: {self.run_dir / 'logs'}" if self.run_id else ""
-        status = self._execution.outcome.status if self._execution.outcome else "stopped"
+        outcome = self._execution.outcome
+        if self.run_id and outcome is None:
+            return f"The run is being stopped (interrupted).{logs}"
+        status = outcome.status if outcome else "stopped"
         if status == "stopped":
             return f"The run was stopped (interrupted); no process of it is left.{logs}"
         return f"The run had {status} before the interrupt: muster.open_run({self.run_id!r}) tells of it.{logs}"

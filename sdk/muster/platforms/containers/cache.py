@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 from pathlib import Path
 
 from muster.agent.project import Cache
@@ -24,16 +26,22 @@ def make_cache() -> str:
         return ""
 
 
-def remove_cache() -> Cleaned:
-    """Remove the cache, if there is one."""
+def empty_cache() -> Cleaned:
+    """Remove all that is in the cache; the folder itself stays, as containers may just be about to mount it."""
     path = cache_folder()
+    size, names = 0, []
     try:
-        with os.scandir(path) as entries:
-            size = sum(entry.stat(follow_symlinks=False).st_size for entry in entries)
+        for name in os.listdir(path):
+            with contextlib.suppress(FileNotFoundError):  # a worker has just removed it
+                status = os.lstat(path / name)
+                if stat.S_ISDIR(status.st_mode):  # made by a script
+                    remove_folder(path / name)
+                else:
+                    os.unlink(path / name)
+                names.append(name)
+                size += status.st_size
     except FileNotFoundError:
         return Cleaned()
     except OSError as error:
-        return Cleaned([], [f"{path} could not be removed: {error.strerror}"])
-    if not remove_folder(str(path)):
-        return Cleaned([], [f"{path} could not be removed"])
-    return Cleaned([f"{path}, {size / 1e6:.1f} MB"])
+        return Cleaned([], [f"{path} could not be emptied: {error.strerror}"])
+    return Cleaned([f"{path}, {size / 1e6:.1f} MB"] if names else [])

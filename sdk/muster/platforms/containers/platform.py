@@ -20,7 +20,7 @@ from muster.platforms.agents import default_log_cap
 from muster.platforms.base import Cleaned, Platform, Reach, Storage, cores_in_words, memory_in_words
 from muster.platforms.containers import states
 from muster.platforms.containers import worker as containers
-from muster.platforms.containers.cache import make_cache, remove_cache
+from muster.platforms.containers.cache import empty_cache, make_cache
 from muster.platforms.containers.engine import Engine, connect
 from muster.platforms.containers.gpus import GpuClaims
 from muster.platforms.containers.guard import (
@@ -132,7 +132,7 @@ class ContainersPlatform(Platform):
 
     def clean(self) -> Cleaned:
         """Remove the tiny images that no container uses, and the cache of projects' files."""
-        images, files = remove_tiny_images(self._engine()), remove_cache()
+        images, files = remove_tiny_images(self._engine()), empty_cache()
         return Cleaned([*images.removed, *files.removed], [*images.left, *files.left])
 
     def shortages(self, wanted: Sequence[Resources]) -> list[str]:

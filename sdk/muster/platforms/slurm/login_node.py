@@ -49,6 +49,7 @@ class LoginNode(Site):
         self._ended_at: float | None = None  # when it was seen that the login had ended, until there is another one
         self._watched: tuple[Sequence[str], Sequence[str]] = ((), ())
         self._relays: dict[int, tuple[tuple[str, int], str]] = {}  # by port there: the session, and the address
+        self._due: list[int] = []  # ports of those that this login has yet to open again
 
     def call(self, request: str, seconds: float | None = None, **fields: Any) -> Mapping[str, Any]:
         """Have the guard there do it, after logging in where no login is open."""
@@ -75,22 +76,25 @@ class LoginNode(Site):
         with self._lock:
             before, login = self._current, self._logins.get(self.host)
             if login is not before:
-                if before is None or not self._takes_over(before, login):
+                is_same = before is not None and self._takes_over(before, login)
+                if not is_same:
                     self._connection = object()
                     self._relays.clear()
-                self._current = login
+                self._current, self._due = login, [*self._relays]
+            while self._due:  # where one cannot be opened, the next call tries again
+                session, address = self._relays[self._due[-1]]
+                self._relay(login, session, address, self._due[-1])
+                self._due.pop()
             return login
 
     def _takes_over(self, before: Login, login: Login) -> bool:
-        """Have a login's guard take over jobs and relays of an earlier one's; return whether these were still there."""
+        """Have a login's guard take over the jobs of an earlier one's; return whether that still watched them."""
         labels, folders = self._watched
         if not labels:
             return False
         answer = login.ask("take_over", guard=[*before.guard], labels=[*labels], folders=[*folders])
         if not checked(answer, {"done": yes_or_no}, self.host)["done"]:
             return False
-        for there, (session, address) in self._relays.items():
-            self._relay(login, session, address, there)
         logger.warning("The login to %s had ended. This session has logged in again, and goes on.", self.host)
         return True
 
@@ -130,8 +134,9 @@ class LoginNode(Site):
         Raises:
             PlatformError: ssh forwards no port, or the machine has no such address.
         """
-        there, most = self._relay(self._login(), session, address)
-        self._relays[there] = session, address
+        with self._lock:
+            there, most = self._relay(self._login(), session, address)
+            self._relays[there] = session, address
         return address, there, most
 
     def _relay(self, login: Login, session: tuple[str, int], address: str, there: int = 0) -> tuple[int, int]:
@@ -143,14 +148,17 @@ class LoginNode(Site):
 
     def end_relay(self, there: int) -> None:
         """End the relay at this port of that machine. Raises PlatformError."""
-        self._relays.pop(there, None)
-        self._login().ask("end_relay", port=there)
+        with self._lock:
+            self._relays.pop(there, None)
+            self._due = [port for port in self._due if port != there]
+            self._login().ask("end_relay", port=there)
 
     def hang_up(self) -> None:
         """End the login; the guard then removes what it still has to watch."""
         with self._lock:
             self._logins.close()
             self._current = self._connection = None
+            self._due = []
             self._watched = (), ()
             self._relays.clear()
 
