@@ -269,6 +269,7 @@ def check(events: list[Event]) -> None:
     dashboard = PlainDashboard(io.StringIO())
     for event in events:
         dashboard(event)
+    dashboard.close()
 
 
 def _event(kind: str, worker: str | None, told: dict[str, object], when: float) -> Event:

@@ -82,11 +82,16 @@ def _readable(covers: Path) -> list[str]:
 
 
 def left_of_user() -> list[str]:
-    """Return the user's processes, and its files in the folders for temporary ones."""
+    """Return the user's processes, and its files in the folders for temporary ones, but for the cache of projects."""
     processes = [
         f"process {process.name()}" for process in psutil.process_iter(["uids"]) if process.info["uids"].real == UID
     ]
     return [
         *processes,
-        *(str(path) for place in PLACES for path in Path(place).iterdir() if path.lstat().st_uid == UID),
+        *(
+            str(path)
+            for place in PLACES
+            for path in Path(place).iterdir()
+            if path.lstat().st_uid == UID and path.name != f"muster-projects-{UID}"
+        ),
     ]
