@@ -122,9 +122,7 @@ class RunState:
         self._heard_at: dict[str, float] = {}  # when workers last said something, on the monotonic clock
         self.silent_since: dict[str, float] = {}
         self._suspended_since: dict[str, dict[int | None, float]] = {}  # processes, by worker and rank
-        self._silences: dict[
-            str, events.Silence
-        ] = {}  # as last told, of the workers that there is something to tell of
+        self._silences: dict[str, events.Silence] = {}  # as last told, of the workers that do not go on
         self.stacks: dict[Source, wire.ProcessStacks] = {}
         self.usage: dict[str, wire.Usage] = {}
         self._metrics = Metrics(self.specs)

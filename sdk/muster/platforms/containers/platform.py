@@ -75,7 +75,7 @@ class ContainersPlatform(Platform):
     )
     network: str | None = option(None, "Network of the containers", default="one of their own", metavar="NAME")
     volumes: tuple[str, ...] = option((), "Folders to mount, in quotes", metavar="SOURCE:TARGET[:ro]")
-    cache: bool = option(True, "Keep a project's files there, so that the next run sends only what has changed")
+    cache: bool = option(True, "Keep a project's files, so that the next run sends only what has changed")
     log_cap: int | None = option(
         None, "Largest size of a worker's log in bytes", default="64 MiB", metavar="BYTES", minimum=1
     )

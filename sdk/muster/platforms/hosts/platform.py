@@ -80,7 +80,7 @@ class HostsPlatform(Platform):
     tunnel: bool | None = option(
         None, "Have workers reach this session through ssh, or the cluster's exec", default="where needed"
     )
-    cache: bool = option(True, "Keep a project's files there, so that the next run sends only what has changed")
+    cache: bool = option(True, "Keep a project's files, so that the next run sends only what has changed")
     lease_seconds: float = option(
         Platform.lease_seconds,
         "How long workers go on without the session until they end",
