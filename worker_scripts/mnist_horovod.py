@@ -6,6 +6,7 @@ python mnist_horovod.py                                          alone, in one p
 """
 
 import argparse
+import math
 import os
 
 import keras
@@ -68,8 +69,11 @@ def main() -> None:
     if horovod.rank() == 0 and arguments.tensorboard:
         callbacks.append(keras.callbacks.TensorBoard(arguments.tensorboard, write_graph=False))
     model = lenet()
+    # The rate falls to nothing: with as high a one to the end, the last few steps would decide how good the result is.
+    steps = arguments.epochs * math.ceil(len(x_share) / arguments.batch_size)
+    rate = keras.optimizers.schedules.CosineDecay(LEARNING_RATE * horovod.size(), steps)
     model.compile(
-        optimizer=distributed.DistributedOptimizer(keras.optimizers.Adam(LEARNING_RATE * horovod.size())),
+        optimizer=distributed.DistributedOptimizer(keras.optimizers.Adam(rate)),
         loss="sparse_categorical_crossentropy",
         metrics=["accuracy"],
         jit_compile=False,  # XLA cannot compile Horovod's collectives
