@@ -587,7 +587,9 @@ class TestLogs:
         (recorded().run_dir / "logs" / "worker-1.log").write_text("a\n\nb\n")
 
         assert muster("logs", "last", "worker-1").stdout == "a\n\nb\n"
-        assert muster("logs", "last", "worker-0").stdout == ""
+        silent = muster("logs", "last", "worker-0")
+        assert (silent.stdout, silent.stderr) == ("", "worker-0 has printed nothing.\n")
+        assert muster("logs", "last", "worker-1").stderr == ""
         assert muster("logs", "last", "worker-9").exit_code == 2
         assert muster("logs", "last", "worker-1", "-n", "1").stdout == "b\n"
 

@@ -474,6 +474,12 @@ def test_a_server_that_was_stopped_as_the_run_succeeded_has_ended_well() -> None
         assert view.workers["ps-0"].status == shown
 
 
+def test_no_worker_waits_for_a_place_once_the_run_has_ended() -> None:
+    for status, shown in (("stopped", "stopped"), ("failed", "stopped"), ("lost", "lost")):
+        view = view_of([at(0, "worker_state", "worker-0", status="scheduling"), at(9, "run_ended", status=status)])
+        assert (view.workers["worker-0"].status, view.workers["worker-0"].phase) == (shown, "done")
+
+
 def test_the_last_line_is_one_that_says_something() -> None:
     worker = WorkerView("ps-0")
     worker.print('config {\n  protocol: "grpc"\n}\n\n----\n')

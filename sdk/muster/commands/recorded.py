@@ -338,6 +338,7 @@ def logs(run: str, worker: str | None, follow: bool, tail: int | None) -> None:
     """
     opened = naming.opened(run, "logs")
     tails: dict[str, Tail] = {}
+    is_empty = True
     while True:
         ended = opened.status != "running"  # asked before reading, so that nothing written before the end is missed
         for name in [worker] if worker else [*opened.workers, LAUNCHER_LOG]:
@@ -351,7 +352,11 @@ def logs(run: str, worker: str | None, follow: bool, tail: int | None) -> None:
                 news = [[*deque(chain.from_iterable(news), tail)]]
             for lines in news:
                 _print_lines(lines, None if worker else name)
+                is_empty = is_empty and not lines
         if ended or not follow:
+            if is_empty and tail != 0:
+                who = opened.log_path(worker).stem if worker else "This run"
+                click.echo(f"{who} has printed nothing{'' if ended else ' so far'}.", err=True)
             return
         time.sleep(POLL_SECONDS)
 

@@ -356,10 +356,10 @@ def _run_ended(view: RunView, event: Event, data: events.RunEnded) -> None:
         for worker in view.workers.values():
             if worker.status == "stopped" and "ready" in worker.entered:
                 worker.status = "ended"
-    if view.status == "lost":  # there is no session any more that could report how the workers ended
+    else:  # a lost run has no session that could report how the workers ended, and one stopped early does not ask
         for worker in view.workers.values():
             if worker.status not in FINAL:
-                worker.status = "lost"
+                worker.status = "lost" if view.status == "lost" else "stopped"
                 worker.enter("done", event.time)
 
 
