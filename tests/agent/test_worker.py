@@ -171,7 +171,7 @@ def test_a_session_that_cannot_be_reached_is_named(engines: Engines, run: Run, s
         assert ended(engines.start(spec))[0] == 1
     reason = f"cannot reach the session at 127.0.0.1:{port}: [Errno 111] Connection refused"
     assert reason in agent_files.outcome(spec)["reason"]
-    assert reason in spec.log.read_text()
+    assert spec.log.read_text() == f"[muster] the agent failed: it {reason}\n"
 
 
 @pytest.mark.skipif(not shutil.which("ssh-keyscan"), reason="there is no ssh client")

@@ -17,7 +17,7 @@ from .environment import resolved, worker_environment
 from .files import Files
 from .launcher import LauncherHere
 from .leftovers import kill_descendants
-from .link import Link
+from .link import Link, Unreachable
 from .logfile import LogFile, RankLogs
 from .loop import Loop
 from .pace import Pace
@@ -133,9 +133,12 @@ class Agent:
             self._set_up()
             self._loop.run()
         except Exception as error:  # any error must be reported to the worker's owner
-            import traceback
+            if isinstance(error, Unreachable):  # its text says it all
+                self._log.write("the agent failed: {}".format(error))
+            else:
+                import traceback
 
-            self._log.write("the agent failed\n" + traceback.format_exc())
+                self._log.write("the agent failed\n" + traceback.format_exc())
             self._outcome = {"status": "failed", "reason": "Its agent failed: {}.".format(error)}
         finally:
             self._clean_up()

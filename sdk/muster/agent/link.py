@@ -28,6 +28,10 @@ SILENCE = 5.0  # seconds without a sign of the other side's kernel, after which 
 CHECK_SECONDS = 1.0  # between two checks for that
 
 
+class Unreachable(OSError):
+    """Nobody answers at the session's address."""
+
+
 class Link:
     """The agent's connection to the session, which is replaced by a new one when it is cut.
 
@@ -63,6 +67,7 @@ class Link:
             session: ``host``, ``port``, ``certificate`` (PEM), ``lease_seconds``.
 
         Raises:
+            Unreachable: nobody answers there.
             OSError: the session does not answer, or another program does.
         """
         self._session = session
@@ -72,7 +77,7 @@ class Link:
             try:
                 plain = connection_to(address, DIAL_TIMEOUT)
             except OSError as error:
-                raise OSError("it cannot reach the session at {}:{}: {}".format(*address, error)) from error
+                raise Unreachable("it cannot reach the session at {}:{}: {}".format(*address, error)) from error
             connection = Connection(self._loop, plain, self._receive, self._lose)
             try:
                 self._family, self._peer = plain.family, plain.getpeername()
