@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 DIAL_TIMEOUT = 20  # seconds for connecting and for each step of the TLS handshake
 AGAIN_SECONDS = 10.0  # for which the session is dialled again at first, where it hangs up before it has said who it is
-REFUSED_SECONDS = 2.0  # for which it is dialled again at first, where nobody listens: it may be about to
+REFUSED_SECONDS = 1.0  # for which it is dialled again at first, where nobody listens: it may be about to
 HUNG_UP = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 REDIAL_TIMEOUT = 5.0  # seconds for one more try
 REDIAL_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.0)  # seconds before each try, and the last of them from then on
