@@ -81,7 +81,9 @@ def test_a_guard_imports_what_cleans_up_only_where_a_session_lasts(tmp_path: Pat
     lasting.stdin.write(facts)
     lasting.stdin.flush()
     eventually((tmp_path / "imported").exists, "it is imported before it is needed")
+    lasting.terminate()  # as at a logout, which the session may outlive
     lasting.communicate(b'{"done": true}\n')
+    assert lasting.returncode == 0
     assert not (tmp_path / "cleaned").exists()
 
 
