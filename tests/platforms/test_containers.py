@@ -325,7 +325,7 @@ def test_a_container_that_is_paused_is_told_of_until_it_goes_on_and_ends_with_it
     either_engine: ContainerEngine, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(silence, "LOOK_SECONDS", 0.1)  # each worker is looked at every second
-    monkeypatch.setattr(exchange, "ALIVE_SECONDS", 1.0)
+    monkeypatch.setattr(exchange, "ALIVE_PAUSES", (0.1,) * 10)
     (project / "train.py").write_text(ENDLESS)
     running = run("train.py", wait=False)
     for worker in ("worker-0", "worker-1"):

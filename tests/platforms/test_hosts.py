@@ -27,6 +27,7 @@ from muster.errors import (
     LaunchRefused,
     LoginRefused,
     MusterError,
+    ResourceError,
     WorkerLost,
 )
 from muster.events import Event, EventKind, WorkerReady
@@ -177,6 +178,10 @@ def test_memory_that_others_have_claimed_on_a_host_is_told(start: Start, hosts: 
         )
         (text,) = other.shortages([Resources(memory=most)] * 2)
         assert re.match(said, text)
+        for resources, advice in ((Resources(memory=most + 1), f"memory={most}.* at most"), (Resources(999), "cpu=")):
+            with pytest.raises(ResourceError, match="Each worker is to have") as refused:
+                other.shortages([resources] * 2)
+            assert re.match(advice, str(refused.value.advice))
         cluster.stop()
         eventually(lambda: not other.shortages([Resources(memory=most)] * 2), "the claims end with the workers")
     finally:

@@ -462,7 +462,11 @@ def test_nodes_that_have_too_little_memory_for_the_workers_on_each_are_refused_a
         ({"time": "soon"}, JobError, "no time limit"),
         ({"cpu": 5}, ResourceError, "asks for 5 cores; the largest node that this platform has .main. has 4"),
         ({"n": 9}, ResourceError, "9 workers ask for 9 cores together; all nodes that this platform has .main. have 8"),
-        ({"memory": 9}, ResourceError, "asks for 8648 MiB of memory"),
+        (
+            {"memory": 9},
+            ResourceError,
+            "asks for 9.07 GB of memory; the largest node that this platform has .main. has 8.38",
+        ),
         ({"nvidia_gpu": 1}, ResourceError, "asks for 1 GPUs"),
         ({"nodelist": "n9"}, LaunchRefused, "no node of that name. Slurm says: Invalid node name"),
         ({"constraint": "fast"}, LaunchRefused, "no node has these features. Slurm says: Invalid feature"),
