@@ -99,6 +99,26 @@ def test_what_takes_long_before_the_first_step_is_told_again_more_and_more_rarel
     ]
 
 
+def test_a_clock_that_is_set_back_silences_neither_progress_nor_what_takes_long() -> None:
+    def step(seconds: float, number: int) -> Event:
+        return at(seconds, "progress", "worker-0", rank=0, step=number, metrics={})
+
+    before = [*starting(1), at(5000, "run_phase", phase="training"), step(5000, 1)]
+    assert [line.split("] ")[1] for line in lines([*before, *(step(1000 + 2 * n, 2 + n) for n in range(4))])][-3:] == [
+        "step 1",
+        "step 2",
+        "step 5",
+    ]
+    stream, now = io.StringIO(), START + 5000
+    dashboard = PlainDashboard(stream, clock=lambda: now)
+    dashboard(at(5000, "run_requested", job={"name": "mnist"}))
+    for seconds in range(1000, 1020):
+        now = START + seconds
+        dashboard.remind()
+    dashboard.close()
+    assert 1 <= stream.getvalue().count("still") <= 3
+
+
 def test_what_takes_long_is_told_with_how_far_it_is() -> None:
     queued = [*starting(2), at(1, "run_phase", phase="connecting")]
     queued += [at(1, "worker_state", "worker-1", status="running"), at(2, "run_phase", phase="starting")]

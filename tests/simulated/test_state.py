@@ -282,8 +282,9 @@ def test_the_platform_says_what_ended_a_worker(told: Told, cause: EndCause | Non
     [
         (ClockOffset(50.0, 0.5), 850.0, 0.5),
         (ClockOffset(0.1, 0.5), 900.0, 0.0),
+        (ClockOffset(-500.0, 0.5), 1000.0, 0.5),
     ],
-    ids=["another machine's clock", "the same clock"],
+    ids=["another machine's clock", "the same clock", "a time that is yet to come"],
 )
 @pytest.mark.parametrize("message", [wire.Exited(7, 0, 3, monotonic=900.0), wire.HungUp(0, 900.0)], ids=["end", "drop"])
 def test_the_time_of_an_end_is_told_by_the_clock_of_the_session(

@@ -124,6 +124,11 @@ def advice_on_exception(failure: Failure, has_copy: bool) -> str | None:
         return ArgumentText(
             "another process took the port; run again, or give ports of their own with ", Argument("worker_ports", "")
         )
+    if re.search(r"No space left on device|Disk quota exceeded", failure.message):  # TensorFlow says it of files, too
+        return ArgumentText(
+            f"make room on the disk of {failure.worker or 'the worker'} that it writes to: logs and MUSTER_RESULTS of "
+            "runs on the session's machine are below MUSTER_HOME, which may be a folder elsewhere"
+        )
     if failure.type in {"MemoryError", "ResourceExhaustedError"}:
         return ArgumentText("more ", Argument("memory"), " for the workers, or a smaller batch size")
     if replace(failure, peer_was_gone=None).bearing >= Bearing.BROKEN:  # judged by its message alone

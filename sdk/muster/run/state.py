@@ -557,8 +557,9 @@ class RunState:
         if monotonic is None or member.clock_offset is None or member.clock_error is None:
             return clock.now(), 0.0
         if abs(member.clock_offset) <= member.clock_error:
-            return monotonic, 0.0  # monotonic clocks count from the machine's start: this is the same machine
-        return monotonic - member.clock_offset, member.clock_error
+            return min(monotonic, clock.now()), 0.0  # such clocks count from the machine's start: it is the same one
+        # A machine that was paused after its clock was measured is off by that, and an agent may tell anything.
+        return min(monotonic - member.clock_offset, clock.now()), member.clock_error
 
     def _kind_of_failure(self, worker: str, exited: wire.Exited) -> FailureKind | None:
         """Return the kind of failure that the end of a process means; None for a success."""
