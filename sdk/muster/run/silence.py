@@ -52,7 +52,7 @@ class SilenceWatch:
         before, self._looked_at[share] = self._looked_at.get(share, -math.inf), now
         for worker in self._workers[share::shares]:
             heard_at = self._endpoint.heard_at(worker)
-            if heard_at is None or heard_at >= before or self._state.is_over(worker):
+            if heard_at is None or heard_at >= before or self._state.processes.is_over(worker):
                 self._missed.pop(worker, None)
                 continue
             self._missed[worker] += 1
@@ -65,7 +65,7 @@ class SilenceWatch:
     def _look_at_silent(self) -> None:
         for worker, before in list(self._last_heard.items()):
             heard_at = self._endpoint.heard_at(worker)
-            if heard_at is None or heard_at > before or self._state.is_over(worker):
+            if heard_at is None or heard_at > before or self._state.processes.is_over(worker):
                 del self._last_heard[worker]
                 self._missed.pop(worker, None)
                 self._state.answers(worker)
