@@ -4,14 +4,13 @@ Baseline: a job whose script is one ``srun`` of as many ``true``, from its submi
 Muster is from the submission until every agent has connected to the session; what the site allows has been asked
 before, as in each run. Each agent is a process of Python: the same job with as many interpreters that do nothing shows
 what of the time is Python's. Slurm and its nodes are namespaces of this machine (``tests/platforms/slurm_engine.py``),
-so that all of them share this machine's processors. Each time Slurm is done with the job before, and comes at another
-moment of the second in which it plans.
+so that all of them share this machine's processors. Each time Slurm is done with the job before. A job then waits for
+up to a second until Slurm plans, whoever submits it; so all three are submitted at the same moments of that second.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from tests.support import Run, StubSession, eventually
 
 WORKERS = 8
 LIMIT = 1.3
-ROUNDS = 30  # many: each time a part of a second passes until Slurm plans, whoever submits
+ROUNDS = 30
 
 
 def measure(quick: bool) -> list[Figure]:
@@ -39,12 +38,14 @@ def measure(quick: bool) -> list[Figure]:
     os.environ["PATH"] = engine.path
     try:
         with private_home():
+            rounds = 1 if quick else ROUNDS
+            pauses = {way: (1 + number / rounds for number in range(rounds)) for way in ("muster", "bare", "python")}
             ways = {
-                "muster": lambda: muster(engine),
-                "bare": lambda: bare(engine, "true"),
-                "python": lambda: bare(engine, f"{sys.executable} -I -S -c pass"),
+                "muster": lambda: muster(engine, next(pauses["muster"])),
+                "bare": lambda: bare(engine, "true", next(pauses["bare"])),
+                "python": lambda: bare(engine, f"{sys.executable} -I -S -c pass", next(pauses["python"])),
             }
-            taken = by_turns(1 if quick else ROUNDS, ways)
+            taken = by_turns(rounds, ways)
     finally:
         os.environ["PATH"] = before
         engine.remove()
@@ -57,22 +58,22 @@ def measure(quick: bool) -> list[Figure]:
     ]
 
 
-def settle(engine: Engine) -> None:
-    """Wait until Slurm has nothing to do, and for up to a second more."""
+def settle(engine: Engine, pause: float) -> None:
+    """Wait until Slurm has nothing to do, and for some seconds more."""
     states = ("sinfo", "-h", "-N", "-p", "main", "-o", "%T")
     eventually(lambda: {*engine.run(*states).split()} == {"idle"}, "all nodes are idle", 60)
-    time.sleep(1 + random.random())
+    time.sleep(pause)
 
 
-def muster(engine: Engine) -> float:
-    """Return the seconds from submitting workers until all have said hello."""
+def muster(engine: Engine, pause: float) -> float:
+    """Return the seconds from submitting workers, after a pause, until all have said hello."""
     folder = Path(tempfile.mkdtemp(prefix="muster-benchmark-"))
     run, session = Run(folder), StubSession()
     platform = SlurmPlatform()
     session.listen_for(platform)
     specs = [run.spec(f"worker-{number}", session=session.address) for number in range(WORKERS)]
     platform.shortages([spec.resources for spec in specs])
-    settle(engine)
+    settle(engine, pause)
     began = time.monotonic()
     platform.submit(specs, run.id)
     session.wait_for("hello", count=WORKERS)
@@ -87,10 +88,10 @@ def muster(engine: Engine) -> float:
     return seconds
 
 
-def bare(engine: Engine, command: str) -> float:
-    """Return the seconds from submitting a job that runs a command as many times until it is done."""
+def bare(engine: Engine, command: str, pause: float) -> float:
+    """Return the seconds from submitting, after a pause, a job that runs a command as many times until it is done."""
     done = engine.folder / "done"
-    settle(engine)
+    settle(engine, pause)
     began = time.monotonic()
     engine.submit(f"--ntasks={WORKERS}", command=f"srun --ntasks={WORKERS} --mpi=none {command} && touch {done}")
     while not done.exists():
