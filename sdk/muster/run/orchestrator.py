@@ -33,7 +33,7 @@ from muster.run.milestones import Milestones
 from muster.run.processes import Source
 from muster.run.request import AT_ONCE
 from muster.run.settling import SETTLE_SECONDS, Settling
-from muster.run.silence import SilenceWatch
+from muster.run.silence_watch import SilenceWatch
 from muster.run.state import RunState
 from muster.run.streams import Stream, Streams
 from muster.run.tasks import Tasks

@@ -97,7 +97,7 @@ class Reasons:
         """
         servers = [source for source in self._state.processes.running if source[0] in self._state.servers]
         holding_up = find_blocker(silent, self._state.stacks, servers)
-        known = self._state.why_silent(holding_up.source[0]) if holding_up.why == MUTE else None
+        known = self._state.silences.why(holding_up.source[0]) if holding_up.why == MUTE else None
         holding_up = holding_up._replace(why=f"Its agent does not answer. {known}") if known else holding_up
         error = await in_thread(
             diagnosis.stalled, holding_up, self._limits.stall if seconds is None else seconds, stacks, self._logs

@@ -20,6 +20,7 @@ from muster.run.bounds import MOST_NOTES, AgentBounds, Metrics
 from muster.run.changes import Changes
 from muster.run.ends import Ends
 from muster.run.processes import RunProcesses, Source
+from muster.run.silences import Silences
 from muster.run.waits import Waits
 from muster.runtime import clock
 from muster.text.names import join_names, process_label, signal_name
@@ -29,9 +30,6 @@ from muster.training.stages import IMPORTING
 OF_PROCESSES = frozenset(
     (wire.Exited, wire.Suspended, wire.HungUp, wire.Progress, wire.Stage, wire.Warned, wire.Raised, wire.ProcessStacks)
 )
-NO_ANSWER = "has not answered"
-CUT = "Its connection has broken."
-SUSPENDED = "is suspended, by SIGSTOP or a debugger,"
 UNNAMED = "an exception without a name"
 
 
@@ -54,7 +52,7 @@ class RunState:
         listening: names of the workers whose server accepts connections.
         failures: all failures, in the order in which they became known.
         disconnected_at: when the connections of workers ended, on the monotonic clock.
-        silent_since: when the agents that do not answer were last heard, by worker, in seconds since the epoch.
+        silences: the workers that do not go on.
         stacks: answers to the last request for stacks, by process.
         usage: resource usage of each worker, as last reported by its agent.
         lost_threads: texts about the threads and forks of scripts that were ended by an exception.
@@ -90,9 +88,6 @@ class RunState:
         self._failures_of: dict[str | None, list[Failure]] = {}  # the same failures, by worker
         self.disconnected_at: dict[str, float] = {}
         self._heard_at: dict[str, float] = {}  # when workers last said something, on the monotonic clock
-        self.silent_since: dict[str, float] = {}
-        self._suspended_since: dict[str, dict[int | None, float]] = {}  # processes, by worker and rank
-        self._silences: dict[str, events.Silence] = {}  # as last told, of the workers that do not go on
         self.stacks: dict[Source, wire.ProcessStacks] = {}
         self.usage: dict[str, wire.Usage] = {}
         self._metrics = Metrics(self.specs)
@@ -106,6 +101,7 @@ class RunState:
         self.ending = False
         self.changed = Changes()
         self.waits = Waits(self.emit, self.changed.set)
+        self.silences = Silences(self.emit)
         self._handlers: dict[type, Callable[[str, Any], None]] = {
             wire.Hello: self._on_hello,
             ClockOffset: self._on_clock,
@@ -217,9 +213,8 @@ class RunState:
             self.move(worker.name, worker.status)
         statuses = {worker.name: self.workers[worker.name].status for worker in coming}
         self.waits.tell({worker.name: worker.reason or "" for worker in coming}, statuses)
-        for worker in workers if self.silent_since else ():
-            if worker.name in self.silent_since:
-                self._tell_silence(worker.name, worker.reason)
+        for worker in workers if self.silences.are_any_silent else ():
+            self.silences.explain(worker.name, worker.reason)
         known = self.ends_known() | set(connected) if ended else set()
         for worker in ended:
             self.move(worker.name, worker.status, reason=worker.reason, finished_at=worker.finished_at)
@@ -280,38 +275,6 @@ class RunState:
     def heard_at(self) -> float:
         """Return when any worker last sent a message, on the monotonic clock; minus infinity if none has."""
         return max(self._heard_at.values(), default=-math.inf)
-
-    def silent(self, worker: str, seconds: float) -> None:
-        """Record that a worker's agent has not answered for so long. That is told, and ends nothing by itself."""
-        self.silent_since[worker] = clock.wall_time() - seconds
-        self._tell_silence(worker, CUT if worker in self.disconnected_at else None)
-
-    def answers(self, worker: str) -> None:
-        """Record that the agent of such a worker answers again, or need not answer any more."""
-        if self.silent_since.pop(worker, None) is not None:
-            self._tell_silence(worker)
-
-    def why_silent(self, worker: str) -> str | None:
-        """Return why a worker's agent does not answer; None if that is not known, or it answers."""
-        return self._silences[worker].why if worker in self._silences else None
-
-    def _tell_silence(self, worker: str, why: str | None = None) -> None:
-        """Tell that a worker is silent, and why, or that it goes on, where that is new."""
-        before = self._silences.get(worker, events.Silence())
-        suspended = self._suspended_since.get(worker, {})
-        if worker in self.silent_since:
-            found = events.Silence(self.silent_since[worker], NO_ANSWER, why or before.why)
-        elif suspended:
-            rank, since = next(iter(suspended.items()))
-            found = events.Silence(since, SUSPENDED if rank is None else f"(rank {rank}) {SUSPENDED}")
-        else:
-            found = events.Silence()
-        if found == before:
-            return
-        self._silences[worker] = found
-        if not found:
-            del self._silences[worker]
-        self.emit(found, worker)
 
     # -- from agents --------------------------------------------------------------------------------------------------
 
@@ -376,8 +339,7 @@ class RunState:
         if process is None or process.exit_status is not None:
             self._bounds.doubt(worker, "says that a process has ended which does not run")
             return
-        if self._suspended_since.get(worker, {}).pop(rank, None) is not None:
-            self._tell_silence(worker)
+        self.silences.resumed(worker, rank)
         process.exit_status = -signal if signal else code or 0  # the message has either a signal or an exit code
         process.was_stopped = reason == "stopped"
         self.emit(events.ProcessExited(process.pid, rank, code, signal, reason), worker)
@@ -408,12 +370,10 @@ class RunState:
 
     def _on_suspended(self, worker: str, suspended: wire.Suspended) -> None:
         process = self.processes.of(worker).get(suspended.rank)
-        since = self._suspended_since.setdefault(worker, {})
         if not suspended.is_suspended:
-            since.pop(suspended.rank, None)
+            self.silences.resumed(worker, suspended.rank)
         elif process is not None and process.exit_status is None and self._bounds.allow_suspension(worker):
-            since.setdefault(suspended.rank, clock.wall_time())
-        self._tell_silence(worker)
+            self.silences.suspended(worker, suspended.rank)
 
     def _on_preempted(self, worker: str, preempted: wire.Preempted) -> None:
         self.preempted.add(worker)
