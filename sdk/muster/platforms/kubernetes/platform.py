@@ -291,10 +291,9 @@ class KubernetesPlatform(Platform):
         try:
             agent = pods.agent_secret(setting)
             agent = self._make_secret(pods.owned_by(agent, defaults.owner) if defaults.owner else agent)
-            owned = [pods.owned_by(each, {**agent, "apiVersion": "v1", "kind": "Secret"}) for each in made]
-            _for_each(self._make_secret, owned)
-            named = zip(specs, pods.pods(specs, setting), strict=True)
             anchor = {**agent, "apiVersion": "v1", "kind": "Secret"}
+            _for_each(self._make_secret, [pods.owned_by(each, anchor) for each in made])
+            named = zip(specs, pods.pods(specs, setting), strict=True)
             _for_each(lambda pair: self._make_pod(pair[0], pods.owned_by(pair[1], anchor)), list(named))
         except BaseException:
             with contextlib.suppress(PlatformError):
