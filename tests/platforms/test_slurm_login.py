@@ -384,7 +384,7 @@ def test_plan_and_doctor_ask_there(project: Path, login: LoginMachine) -> None:
     said = CliRunner().invoke(main, ["doctor", *options])
     assert said.exit_code == 0, said.output
     assert f"slurm, partition main, through {NAME}" in said.output
-    limits = "partition main: 2 nodes, the largest with 4 cores and 8000 MiB; a job may take 60 minutes"
+    limits = "partition main: 2 nodes, the largest with 4 cores and 8.38 GB; a job may take 60 minutes"
     assert limits in " ".join(said.output.split())
 
 

@@ -404,7 +404,7 @@ def test_a_partition_s_limits_are_told() -> None:
     )
     (partition,) = with_limits({"gpu": Partition("gpu", True, 240.0, NODES)}, shown).values()
     assert limits_in_words(partition) == (
-        "partition gpu: 2 nodes, the largest with 8 cores, 32000 MiB and 4 GPUs; a job may take 240 minutes; one "
+        "partition gpu: 2 nodes, the largest with 8 cores, 33.55 GB and 4 GPUs; a job may take 240 minutes; one "
         "without a time limit gets 10; Slurm says MaxNodes 4; Slurm says AllowAccounts physics; n2 is down"
     )
 

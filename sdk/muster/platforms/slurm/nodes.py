@@ -155,12 +155,15 @@ def limits_in_words(partition: Partition) -> str:
     """Return, in words, what a partition has and what it allows.
 
     >>> limits_in_words(Partition("gpu", False, 240.0, (Node("n1", "", 64, 256000, 4, "drained"),)))
-    'partition gpu: 1 node, the largest with 64 cores, 256000 MiB and 4 GPUs; a job may take 240 minutes; n1 is drained'
+    'partition gpu: 1 node, the largest with 64 cores, 268.43 GB and 4 GPUs; a job may take 240 minutes; n1 is drained'
     """
     nodes, said = partition.nodes, partition.said
-    memory = [node.memory for node in nodes if node.memory > 1]
+    memory = max((node.memory for node in nodes), default=0)
     gpus = max((node.gpus for node in nodes), default=0)
-    largest = [f"{max((node.cpus for node in nodes), default=0)} cores", *([f"{max(memory)} MiB"] if memory else [])]
+    largest = [
+        f"{max((node.cpus for node in nodes), default=0)} cores",
+        *([f"{_shown(MEMORY, memory, math.floor)} GB"] if memory > 1 else []),
+    ]
     largest += [f"{gpus} GPU{'s' if gpus > 1 else ''}"] if gpus else []
     many = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}, the largest with "
     parts = [f"{many}{' and '.join([', '.join(largest[:-1]), largest[-1]]) if largest[1:] else largest[0]}"]
