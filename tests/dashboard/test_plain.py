@@ -18,15 +18,7 @@ from muster.errors import JobError
 from muster.events import Event
 
 from tests.dashboard.scenes import START, at, failing, starting, training, view_of
-
-
-def lines(events: list[Event]) -> list[str]:
-    stream = io.StringIO()
-    dashboard = PlainDashboard(stream)
-    for event in events:
-        dashboard(event)
-    dashboard.close()
-    return stream.getvalue().splitlines()
+from tests.dashboard.screen import lines
 
 
 def test_a_run_that_fails() -> None:

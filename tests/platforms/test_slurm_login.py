@@ -417,7 +417,7 @@ def test_commands_that_only_terminals_there_have_are_found(project: Path, login:
         ({"login": "-oProxyCommand=touch stolen"}, JobError, "is no host"),
         ({"shared": True}, JobError, "shared has workers work in the project's folder, which is on this machine"),
         ({"partition": "nowhere"}, JobError, "There is no partition 'nowhere'"),
-        ({"constraint": "fast"}, LaunchRefused, "no node has these features. Slurm says: Invalid feature"),
+        ({"constraint": "quick"}, LaunchRefused, "no node has these features. Slurm says: Invalid feature"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(
