@@ -103,6 +103,36 @@ def test_a_session_that_is_about_to_listen_is_dialled_again(loop: Loop, tmp_path
         agent.close()
 
 
+@pytest.mark.parametrize("lease", [0.0, 60.0], ids=["no lease", "lease"])
+def test_a_session_that_hangs_up_before_the_first_hello_is_lost_as_at_any_other_time(
+    loop: Loop, tmp_path: Path, lease: float
+) -> None:
+    """So without a lease it is lost for good, and within a lease it is dialled again."""
+    context, certificate = server_context(tmp_path, "127.0.0.1")
+    causes: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        hung_up = threading.Event()
+
+        def serve() -> None:
+            connection = context.wrap_socket(listener.accept()[0], True)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+            hung_up.set()
+
+        threading.Thread(target=serve, daemon=True).start()
+        agent = link.Link(loop, lambda fields: None, causes.append)
+        address = {"host": "127.0.0.1", "port": listener.getsockname()[1], "certificate": certificate}
+        agent.dial({**address, "lease_seconds": lease})
+        assert hung_up.wait(20)
+        agent.introduce(HELLO)
+        assert (len(causes), agent.is_open) == ((0, True) if lease else (1, False))
+        if lease:
+            listener.settimeout(20)
+            run_for(loop, 0.3)
+            listener.accept()[0].close()
+        agent.close()
+
+
 def test_dialling_again_looks_up_no_name(loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = Listening(tmp_path, lease_seconds=60.0)
     came_back: list[str] = []

@@ -134,9 +134,10 @@ class Link:
     def introduce(self, hello: wire.Hello) -> None:
         """Say hello, which must come before anything else."""
         self._hello = hello
-        if self._connection is not None:
-            self._connection.send(wire.encode(hello))
-            self._connection.give_up_after(DIAL_TIMEOUT)
+        connection = self._connection
+        if connection is not None:
+            connection.give_up_after(DIAL_TIMEOUT)  # first, as it is gone if sending fails
+            connection.send(wire.encode(hello))
 
     def send(self, message: "tuple[Any, ...]") -> None:
         """Send one message as soon as possible. Does nothing once the connection is gone for good."""
