@@ -288,3 +288,16 @@ def test_epochs_without_end_do_not_fill_the_disk(tmp_path: Path) -> None:
     assert [json.loads(line)["epoch"] for line in lines[:100]] == [*range(100)]
     assert json.loads(lines[-1])["epoch"] == 19_999
     assert len(lines) < 1100  # some epochs have two, of which one is the last word on it
+
+
+def test_a_clock_that_is_set_back_neither_holds_progress_back_nor_fills_the_disk(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "events.jsonl")
+    for epoch in range(1000):  # ten a second, and the clock is set back by an hour in the middle
+        when = 10_000 + epoch / 10 - (3600 if epoch >= 500 else 0)
+        for step in range(10):
+            journal(Event.of(Progress(rank=0, epoch=epoch, step=step), "worker-0", when + step / 100))
+    journal.close()
+    told = [event for event in read(journal) if event["kind"] == "progress"]
+    assert {event["epoch"] for event in told if event["epoch"] < 300} == {*range(300)}
+    assert {event["epoch"] for event in told if 500 <= event["epoch"] < 800} == {*range(500, 800)}
+    assert len(told) < 2200

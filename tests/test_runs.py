@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import traceback
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -408,6 +409,24 @@ class TestExplain:
         assert re.search(r"^Phase: serving, for 5\d\.\d s\.$", text, re.MULTILINE)
         assert "step" not in text
         assert "Nothing has come" not in text
+
+    def test_a_long_journal_is_never_in_memory_as_a_whole(self) -> None:
+        run = make("x", session=sessions.this_session())
+        told: list[tuple[str, str | None, dict[str, Any], float]] = [
+            ("run_phase", None, {"phase": "training"}, 9),
+            ("process_started", "worker-0", {"rank": 0, "pid": 7}, 9),
+            *[("progress", "worker-0", {"rank": 0, "step": step}, 8) for step in range(3000)],
+        ]
+        self.tell(run, told)
+        run.explain()  # all modules are imported
+        tracemalloc.start()
+        try:
+            text = run.explain()
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert "Step 2999." in text
+        assert peak < (run.run_dir / "events.jsonl").stat().st_size
 
     @staticmethod
     def tell(run: runs.Run, told: Sequence[tuple[str, str | None, dict[str, Any], float]]) -> None:

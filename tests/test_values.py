@@ -6,6 +6,7 @@ import collections
 import datetime
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -247,3 +248,14 @@ def test_a_link_in_the_place_of_a_value_is_replaced_and_what_it_names_is_left_al
     value = {".json": 1, ".npz": np.zeros(3), ".pkl": Plain()}[suffix]
     through(tmp_path, value)
     assert mine.read_text() == "kept"
+
+
+@pytest.mark.parametrize("value", [b"x" * 100_000, {"x" * 100_000}], ids=["JSON", "pickle"])
+def test_a_value_that_the_disk_has_no_room_for_says_so_and_leaves_nothing(
+    small_disk: Callable[[int], Path], value: Any
+) -> None:
+    disk = small_disk(64)
+    with pytest.raises(OSError, match="what the function returned cannot be written: No space left") as raised:
+        values.save(value, str(disk / "rank-0"))
+    assert str(disk) in str(raised.value)
+    assert not list(disk.iterdir())

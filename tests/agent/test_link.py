@@ -6,6 +6,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,25 @@ def test_a_session_that_hangs_up_before_it_has_said_who_it_is_is_dialled_again(
             if linger:
                 hung_up.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             hung_up.close()
+            context.wrap_socket(listener.accept()[0], True).close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        agent = link.Link(loop, lambda fields: None, lambda cause: None)
+        agent.dial({"host": "127.0.0.1", "port": listener.getsockname()[1], "certificate": certificate})
+        assert agent.is_open
+        thread.join(20)
+        agent.close()
+
+
+def test_a_session_that_is_about_to_listen_is_dialled_again(loop: Loop, tmp_path: Path) -> None:
+    context, certificate = server_context(tmp_path, "127.0.0.1")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+
+        def serve() -> None:
+            time.sleep(0.2)
+            listener.listen()
             context.wrap_socket(listener.accept()[0], True).close()
 
         thread = threading.Thread(target=serve, daemon=True)

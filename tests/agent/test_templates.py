@@ -80,6 +80,19 @@ def test_imports_that_do_not_end_are_given_up(tmp_path: Path, monkeypatch: pytes
     assert made.pid == 0  # not again, until a run needs something else
 
 
+def test_an_interpreter_that_ends_before_it_has_read_what_to_import() -> None:
+    loop = Loop()
+    made = Templates(loop)
+    made.note({"python": "/bin/true", "env": {}, "imports": ["package.module"] * 100_000})
+    made.prepare()  # more than fits into the socket
+    pid = made.pid
+    os.waitpid(pid, 0)
+    assert made.ended(pid)
+    loop.close()
+    assert (made.state, made.pid) == ("unsafe", 0)
+    assert "has ended" in made.why
+
+
 def test_a_template_that_ends_with_its_answer_is_heard() -> None:
     """As one does whose imports have changed, before anything else is done here."""
     ours, theirs = socket.socketpair()

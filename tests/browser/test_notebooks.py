@@ -260,7 +260,7 @@ def test_a_log_of_many_lines_shows_its_end_and_what_was_before_it(open_notebook:
     expect(note).not_to_contain_text(f"last {len(lines):,} ")
     older = log.inner_text().strip().split("\n")
     assert older == [*(f"line {number}" for number in range(400_001 - len(older), 400_000)), "all said"]
-    assert len(older) > 1.5 * len(lines)
+    assert len(older) > len(lines) + 5_000  # those that had come by then may be more than one piece of the log
 
 
 def test_lines_that_went_from_an_open_log_come_again_where_they_are_scrolled_to(

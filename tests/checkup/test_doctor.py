@@ -361,7 +361,7 @@ class TestTheWorkers:
 
     def test_a_session_that_the_workers_cannot_reach(self) -> None:
         with contextlib.closing(Firewalled()) as platform:
-            (finding,) = look(launch=True, platform=platform, timeout_seconds=2).of("launch")
+            (finding,) = look(launch=True, platform=platform, timeout_seconds=20).of("launch")
         assert finding.level == "error"
         assert finding.worker in {"worker-0", "worker-1"}
         assert "session" in finding.text + finding.fix

@@ -14,7 +14,7 @@ import pytest
 from muster.dashboard.plain import PlainDashboard
 from muster.events import ProcessStarted, WorkerReady
 from muster.records.lookup import open_run
-from muster.run import silence
+from muster.run import silence_watch
 
 from tests.plain import Plain
 from tests.support import eventually
@@ -27,7 +27,7 @@ def shown() -> io.StringIO:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: io.StringIO) -> Iterator[muster.Cluster]:
-    monkeypatch.setattr(silence, "LOOK_SECONDS", 0.1)  # each worker is looked at every second
+    monkeypatch.setattr(silence_watch, "LOOK_SECONDS", 0.1)  # each worker is looked at every second
     (tmp_path / "sleeps.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(600)\n")
     options: dict[str, Any] = {"strategy": Plain(), "dashboard": False, "observers": [PlainDashboard(shown)]}
     cluster = muster.run_cluster(2, worker_script=tmp_path / "sleeps.py", wait=False, **options).cluster

@@ -1,4 +1,4 @@
-"""The contents of a terminal of a known size."""
+"""The contents of a terminal of a known size, and of an output that is none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import io
 import re
 
 from muster.dashboard.model import RunView
+from muster.dashboard.plain import PlainDashboard
 from muster.dashboard.screen import Screen
+from muster.events import Event
 from rich.console import Console
 
 
@@ -16,3 +18,13 @@ def painted(view: RunView, width: int = 120, height: int = 24) -> list[str]:
     with console.capture() as capture:
         console.print(Screen(view))
     return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capture.get()).splitlines()]
+
+
+def lines(events: list[Event]) -> list[str]:
+    """The lines that the dashboard of lines prints of events."""
+    stream = io.StringIO()
+    dashboard = PlainDashboard(stream)
+    for event in events:
+        dashboard(event)
+    dashboard.close()
+    return stream.getvalue().splitlines()

@@ -130,6 +130,19 @@ def test_of_many_workers_with_news_all_have_their_turn() -> None:
     assert browser.matches(state), "nothing is left for later when the run has ended"
 
 
+def test_a_clock_that_is_set_back_does_not_hold_what_is_computed_over_many_workers() -> None:
+    now = START + 5000
+    state, browser = LiveState(RunView(clock=lambda: now)), Browser()
+    for event in training(MOST_ROWS + 1, seconds=1):
+        state(event)
+    browser.take(state.take_diff())
+    now = START + 1000
+    for index in range(MOST_ROWS + 1):
+        state(at(1000, "progress", f"worker-{index}", rank=index, step=9, steps=10, epoch=5, epochs=5))
+    browser.take(state.take_diff())
+    assert browser.run["fraction"] == state.view.fraction
+
+
 def test_one_that_fails_among_a_thousand_is_told_at_once() -> None:
     state, browser = LiveState(), Browser()
     for index in range(1000):

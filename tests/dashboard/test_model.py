@@ -198,6 +198,14 @@ def test_the_rate_follows_a_change_of_speed_and_a_count_that_begins_anew() -> No
     assert view_of(events).workers["w-0"].rate == pytest.approx(5)
 
 
+def test_the_rate_and_the_time_left_are_known_soon_after_the_clock_was_set_back() -> None:
+    events = [at(5000 + n, "progress", "w-0", rank=0, step=n, steps=100, examples=50 * n) for n in range(20)]
+    events += [at(1000 + n, "progress", "w-0", rank=0, step=n, steps=100, examples=10 * n + 800) for n in range(20, 40)]
+    view = view_of(events)
+    assert view.workers["w-0"].rate == pytest.approx(10)
+    assert view.time_left == pytest.approx(60, abs=2)
+
+
 def test_a_metric_that_is_not_finite() -> None:
     metrics = {"loss": math.nan}
     view = view_of([at(0, "progress", "w-0", rank=0, metrics=metrics)])

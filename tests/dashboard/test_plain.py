@@ -18,15 +18,7 @@ from muster.errors import JobError
 from muster.events import Event
 
 from tests.dashboard.scenes import START, at, failing, starting, training, view_of
-
-
-def lines(events: list[Event]) -> list[str]:
-    stream = io.StringIO()
-    dashboard = PlainDashboard(stream)
-    for event in events:
-        dashboard(event)
-    dashboard.close()
-    return stream.getvalue().splitlines()
+from tests.dashboard.screen import lines
 
 
 def test_a_run_that_fails() -> None:
@@ -105,6 +97,26 @@ def test_what_takes_long_before_the_first_step_is_told_again_more_and_more_rarel
         "[ 48.0 s] still: importing keras",
         "[ 50.0 s] step 1",
     ]
+
+
+def test_a_clock_that_is_set_back_silences_neither_progress_nor_what_takes_long() -> None:
+    def step(seconds: float, number: int) -> Event:
+        return at(seconds, "progress", "worker-0", rank=0, step=number, metrics={})
+
+    before = [*starting(1), at(5000, "run_phase", phase="training"), step(5000, 1)]
+    assert [line.split("] ")[1] for line in lines([*before, *(step(1000 + 2 * n, 2 + n) for n in range(4))])][-3:] == [
+        "step 1",
+        "step 2",
+        "step 5",
+    ]
+    stream, now = io.StringIO(), START + 5000
+    dashboard = PlainDashboard(stream, clock=lambda: now)
+    dashboard(at(5000, "run_requested", job={"name": "mnist"}))
+    for seconds in range(1000, 1020):
+        now = START + seconds
+        dashboard.remind()
+    dashboard.close()
+    assert 1 <= stream.getvalue().count("still") <= 3
 
 
 def test_what_takes_long_is_told_with_how_far_it_is() -> None:

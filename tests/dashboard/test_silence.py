@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 
 from muster.dashboard.live import LiveState
-from muster.dashboard.plain import MANY, PlainDashboard
+from muster.dashboard.plain import MANY
 from muster.dashboard.snapshot import to_html
 from muster.events import Event
 from muster.records.folders import make_run_folder
@@ -15,7 +14,7 @@ from muster.records.runs import Run
 from muster.records.under_way import silences
 
 from tests.dashboard.scenes import START, at, starting, training, view_of
-from tests.dashboard.screen import painted
+from tests.dashboard.screen import lines, painted
 
 WHY = "Its container is <paused>."
 SAID = "worker-1 has not answered for 25.0 s."
@@ -62,24 +61,15 @@ def test_a_page_is_told_how_long_although_nothing_happens() -> None:
     assert live.take_diff() is None
 
 
-def lines(events: list[Event]) -> list[str]:
-    stream = io.StringIO()
-    dashboard = PlainDashboard(stream)
-    for event in events:
-        dashboard(event)
-    dashboard.close()
-    return [line.partition("] ")[2] for line in stream.getvalue().splitlines()]
-
-
 def test_lines_tell_of_both_changes_and_count_many() -> None:
     first = f"worker-1 has not answered for 20.0 s. {WHY}"
-    assert lines([*training(2), silent(), goes_on()])[-2:] == [first, "worker-1 goes on"]
+    assert lines([*training(2), silent(), goes_on()])[-2:] == [f"[   1:00] {first}", "[   1:06] worker-1 goes on"]
     names = [f"worker-{number}" for number in range(100)]
     fall = [silent(name, 60 + number / 20) for number, name in enumerate(names)]
     rise = [goes_on(name, 70 + number / 50) for number, name in enumerate(names)]
     told = [line for line in lines([*starting(100), *fall, *rise]) if "answered" in line or "go" in line]
     assert sum("has not answered" in line for line in told) == MANY
-    assert told[-1] == "all workers go on"
+    assert told[-1].endswith("] all workers go on")
     assert len(told) < 3 * MANY
     view = view_of([*starting(100), *fall])
     assert view.silences[-1] == "So it is with 97 more."

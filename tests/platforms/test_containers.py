@@ -31,7 +31,7 @@ from muster.platforms.containers.images import own_folders, tiny_image
 from muster.platforms.containers.platform import ContainersPlatform
 from muster.platforms.containers.refusals import asking
 from muster.platforms.containers.volumes import binds
-from muster.run import exchange, silence
+from muster.run import exchange, silence_watch
 
 from tests.platforms import containers_docker
 from tests.platforms.container_engine import ContainerEngine
@@ -324,8 +324,8 @@ def test_scripts_save_before_a_container_that_is_stopped_is_killed(
 def test_a_container_that_is_paused_is_told_of_until_it_goes_on_and_ends_with_its_run(
     either_engine: ContainerEngine, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(silence, "LOOK_SECONDS", 0.1)  # each worker is looked at every second
-    monkeypatch.setattr(exchange, "ALIVE_SECONDS", 1.0)
+    monkeypatch.setattr(silence_watch, "LOOK_SECONDS", 0.1)  # each worker is looked at every second
+    monkeypatch.setattr(exchange, "ALIVE_PAUSES", (0.1,) * 10)
     (project / "train.py").write_text(ENDLESS)
     running = run("train.py", wait=False)
     for worker in ("worker-0", "worker-1"):

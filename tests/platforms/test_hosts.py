@@ -27,6 +27,7 @@ from muster.errors import (
     LaunchRefused,
     LoginRefused,
     MusterError,
+    ResourceError,
     WorkerLost,
 )
 from muster.events import Event, EventKind, WorkerReady
@@ -35,7 +36,7 @@ from muster.platforms.hosts import platform as hosts_platform
 from muster.platforms.hosts.failures import host_error
 from muster.platforms.hosts.platform import HostsPlatform
 from muster.records import scratch
-from muster.run import silence, watch
+from muster.run import silence_watch, watch
 
 from tests.platforms.hosts_network import Host, Network
 from tests.support import Run, StubSession, command_line, descendants_of, environment, eventually, shell
@@ -177,6 +178,10 @@ def test_memory_that_others_have_claimed_on_a_host_is_told(start: Start, hosts: 
         )
         (text,) = other.shortages([Resources(memory=most)] * 2)
         assert re.match(said, text)
+        for resources, advice in ((Resources(memory=most + 1), f"memory={most}.* at most"), (Resources(999), "cpu=")):
+            with pytest.raises(ResourceError, match="Each worker is to have") as refused:
+                other.shortages([resources] * 2)
+            assert re.match(advice, str(refused.value.advice))
         cluster.stop()
         eventually(lambda: not other.shortages([Resources(memory=most)] * 2), "the claims end with the workers")
     finally:
@@ -253,7 +258,7 @@ def test_a_host_that_is_cut_off_is_named_when_its_lease_ends_and_nothing_is_left
 def test_an_agent_that_is_suspended_on_a_host_is_told_of_until_it_goes_on(
     start: Start, hosts: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(silence, "LOOK_SECONDS", 0.1)  # each worker is looked at every second
+    monkeypatch.setattr(silence_watch, "LOOK_SECONDS", 0.1)  # each worker is looked at every second
     cluster = start()
     seen = (event.data for event in muster.open_run().events() if event.worker == "worker-1")
     (agent,) = (data.pid for data in seen if isinstance(data, WorkerReady) and data.pid)

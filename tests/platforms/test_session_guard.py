@@ -22,6 +22,13 @@ def clean_up(facts):
     pathlib.Path(facts["folder"], "cleaned").write_text(str(facts["jobs"]))
 pathlib.Path(__file__).with_name("imported").touch()
 """
+FAILS = """
+import pathlib
+def clean_up(facts):
+    with pathlib.Path(facts["folder"], "tries").open("a") as file:
+        file.write("failed\\n")
+    raise OSError("its engine is gone")
+"""
 GUARD = [
     sys.executable,
     "-I",
@@ -46,6 +53,24 @@ def test_a_guard_cleans_up_where_the_session_is_killed_while_it_says_something(t
     assert (done.returncode, (tmp_path / "cleaned").read_text()) == (0, "[1]")
 
 
+def test_a_guard_whose_engine_is_gone_tries_once_more_when_it_is_to_end(tmp_path: Path, facts: bytes) -> None:
+    (tmp_path / "cleans_up.py").write_text(FAILS)
+    tries = tmp_path / "tries"
+    guard = subprocess.Popen(GUARD, stdin=subprocess.PIPE)
+    try:
+        assert guard.stdin is not None
+        guard.stdin.write(facts)
+        guard.stdin.close()
+        eventually(tries.exists, "it has tried")
+        before = tries.read_text()
+        guard.terminate()
+        assert guard.wait(20) == 0
+    finally:
+        guard.kill()
+        guard.wait()
+    assert len(tries.read_text()) > len(before)
+
+
 def test_a_guard_imports_what_cleans_up_only_where_a_session_lasts(tmp_path: Path, facts: bytes) -> None:
     facts = facts.replace(b", 0]", b", %d]" % linux.start_of(os.getpid()))
     subprocess.run(GUARD, input=facts + b'{"done": true}\n', check=True)
@@ -56,7 +81,9 @@ def test_a_guard_imports_what_cleans_up_only_where_a_session_lasts(tmp_path: Pat
     lasting.stdin.write(facts)
     lasting.stdin.flush()
     eventually((tmp_path / "imported").exists, "it is imported before it is needed")
+    lasting.terminate()  # as at a logout, which the session may outlive
     lasting.communicate(b'{"done": true}\n')
+    assert lasting.returncode == 0
     assert not (tmp_path / "cleaned").exists()
 
 

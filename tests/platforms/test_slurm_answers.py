@@ -498,7 +498,7 @@ def test_of_a_reason_that_is_not_known_only_slurm_s_word_is_told(reason: str) ->
 def test_what_sbatch_refuses_is_told_by_its_cause(fake: StandIn, said: str, words: str) -> None:
     fake.says("sbatch", "", complains=said, status=1)
     with pytest.raises(LaunchRefused, match="The job could not be submitted: ") as refused:
-        HERE.ask("sbatch", what="The job could not be submitted", worker="worker-0")
+        HERE.ask("sbatch", what="The job could not be submitted", error=LaunchRefused)
     assert words in refused.value.message
 
 

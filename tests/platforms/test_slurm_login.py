@@ -384,7 +384,7 @@ def test_plan_and_doctor_ask_there(project: Path, login: LoginMachine) -> None:
     said = CliRunner().invoke(main, ["doctor", *options])
     assert said.exit_code == 0, said.output
     assert f"slurm, partition main, through {NAME}" in said.output
-    limits = "partition main: 2 nodes, the largest with 4 cores and 8000 MiB; a job may take 60 minutes"
+    limits = "partition main: 2 nodes, the largest with 4 cores and 8.38 GB; a job may take 60 minutes"
     assert limits in " ".join(said.output.split())
 
 
@@ -417,7 +417,7 @@ def test_commands_that_only_terminals_there_have_are_found(project: Path, login:
         ({"login": "-oProxyCommand=touch stolen"}, JobError, "is no host"),
         ({"shared": True}, JobError, "shared has workers work in the project's folder, which is on this machine"),
         ({"partition": "nowhere"}, JobError, "There is no partition 'nowhere'"),
-        ({"constraint": "fast"}, LaunchRefused, "no node has these features. Slurm says: Invalid feature"),
+        ({"constraint": "quick"}, LaunchRefused, "no node has these features. Slurm says: Invalid feature"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(

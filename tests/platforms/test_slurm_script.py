@@ -260,7 +260,7 @@ def test_each_part_of_a_job_goes_to_one_of_the_partitions(
     specs = [run.spec(name, resources=size) for name, size in sizes.items()]
     asked = re.findall(r"--partition=(\S+)", platform.submission_text(specs))
     assert asked == ["cpu", "gpu"]
-    assert "SBATCH_PARTITION" in variables(platform._site_options(specs))
+    assert "SBATCH_PARTITION" in variables(platform._site_options([*sizes.values()]))
     one_size = platform.submission_text(specs[1:])
     assert re.findall(r"--partition=(\S+)", one_size) == ([] if by_variable else ["small,gpu,cpu"])
 
@@ -309,13 +309,13 @@ NODES = (Node("n1", "10.0.0.1", 8, 32000, 4, "idle"), Node("n2", "10.0.0.2", 8, 
         ),
         (
             [Resources(1, 10)] * 6,
-            "6 workers ask for 57606 MiB of memory together; all nodes that this platform has (main) have 48000.",
+            "6 workers ask for 60.41 GB of memory together; all nodes that this platform has (main) have 50.33.",
         ),
         ([Resources(1, 1, 5)], "the worker asks for 5 GPUs; the largest node that this platform has (main) has 4."),
         ([Resources(8.5, 1)], "the worker asks for 9 cores; the largest node that this platform has (main) has 8."),
         (
             [Resources(1, 2000)],
-            "the worker asks for 1907413 MiB of memory; the largest node that this platform has (main) has 32000.",
+            "the worker asks for 2000.07 GB of memory; the largest node that this platform has (main) has 33.55.",
         ),
     ],
 )
@@ -391,7 +391,7 @@ def test_a_partition_may_count_memory_where_others_do_not(stand_in: StandIn) -> 
     said = "PartitionName=main MaxTime=UNLIMITED SelectTypeParameters={}\nSelectTypeParameters = {}\n"
     for own, usual in (("CR_CORE_MEMORY", "CR_CORE"), ("NONE", "CR_CORE_MEMORY")):
         stand_in.says("scontrol", said.format(own, usual))
-        with pytest.raises(ResourceError, match="3 workers ask for 11637 MiB of memory together"):
+        with pytest.raises(ResourceError, match="3 workers ask for 12.21 GB of memory together"):
             SlurmPlatform().shortages(wanted)
     stand_in.says("scontrol", said.format("CR_CORE", "CR_CORE_MEMORY"))
     SlurmPlatform().shortages(wanted)
@@ -404,7 +404,7 @@ def test_a_partition_s_limits_are_told() -> None:
     )
     (partition,) = with_limits({"gpu": Partition("gpu", True, 240.0, NODES)}, shown).values()
     assert limits_in_words(partition) == (
-        "partition gpu: 2 nodes, the largest with 8 cores, 32000 MiB and 4 GPUs; a job may take 240 minutes; one "
+        "partition gpu: 2 nodes, the largest with 8 cores, 33.55 GB and 4 GPUs; a job may take 240 minutes; one "
         "without a time limit gets 10; Slurm says MaxNodes 4; Slurm says AllowAccounts physics; n2 is down"
     )
 
@@ -414,9 +414,9 @@ def test_memory_is_added_up_only_where_slurm_does() -> None:
     wanted = [("the worker", Resources(1, 10))] * 6
     without = selection_of("SelectType = select/cons_tres\nSelectTypeParameters = CR_CORE\n")
     check_fits([partition], wanted, None, selection=without)
-    with pytest.raises(ResourceError, match="6 workers ask for 57606 MiB"):
+    with pytest.raises(ResourceError, match="6 workers ask for 60.41 GB"):
         check_fits([partition], wanted, None, selection=Selection())
-    with pytest.raises(ResourceError, match="the worker asks for 1907413 MiB"):  # on any node, though
+    with pytest.raises(ResourceError, match="the worker asks for 2000.07 GB"):  # on any node, though
         check_fits([partition], [("the worker", Resources(1, 2000))], None, selection=without)
     sizes = [("the worker", Resources(1, 15))] * 2 + [("the ps", Resources(2, 20))]
     check_fits([partition], sizes, None, selection=without)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from muster.errors import PlatformError, ResourceError
-from muster.job import Status
+from muster.job import Status, Worker
 from muster.platforms.local import LocalPlatform
 from muster.serve import engines as engines_module
 from muster.serve.engines import Caller, Engines, RequestRefused, ServeLimits
 from muster.serve.models import Order
 from muster.serve.record import ServiceRecord
 from muster.serve.site import ServiceSite
+from muster.workbench.workers import describe
 
 from tests.support import eventually
 
@@ -91,3 +93,7 @@ def test_a_worker_whose_session_has_just_ended_cannot_bring_it_back(engines: Eng
     with pytest.raises(RequestRefused, match="not the caller's"):
         engines.launch(Caller(0, "session"), order(), "127.0.0.1")
     assert engines.workers(CLIENT, "session") == []
+
+
+def test_a_worker_by_whose_clock_it_starts_later_has_run_for_no_time() -> None:
+    assert describe(Worker("7", "worker-0", Status.RUNNING, running_at=time.time() + 3600))["duration"] == 0

@@ -16,6 +16,7 @@ from muster.errors import PlatformError, WorkerPreempted
 from muster.events import Event, Note
 from muster.job import Script
 from muster.platforms.base import Storage
+from muster.pools.endpoint import Endpoint
 from muster.records.runs import Run
 from muster.run import exchange
 from muster.run.checked import CheckedRun
@@ -160,7 +161,17 @@ def test_what_workers_have_printed_is_waited_for_as_long_as_it_comes(apart: Apar
     assert note == "What worker-1 printed last may be missing: its agent has not said that this was all."
 
 
-def test_a_worker_that_does_not_answer_does_not_hold_up_the_end(apart: Apart) -> None:
+def test_a_worker_that_does_not_answer_does_not_hold_up_the_end(apart: Apart, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+    heard_at = Endpoint.heard_at
+
+    def look(endpoint: Endpoint, worker: str) -> float | None:
+        if stopped:
+            looks.append(worker)
+        return heard_at(endpoint, worker)
+
+    monkeypatch.setattr(Endpoint, "heard_at", look)
+
     async def freeze(orchestrator: Orchestrator) -> None:
         for worker in ("worker-0", "worker-1"):
             apart.write(worker, "out/score.txt", "5")
@@ -172,6 +183,7 @@ def test_a_worker_that_does_not_answer_does_not_hold_up_the_end(apart: Apart) ->
     apart.platform.player("worker-1").behaviour.runs_for = None
     apart.play(freeze)
     assert apart.loop.time() - stopped[0] < 20
+    assert looks.count("worker-1") < 40, "there may be ten thousand like it, each with a task that wakes for each look"
     assert (apart.made.run_dir / "collected/worker-0/src/out/score.txt").exists()
     assert not (apart.made.run_dir / "collected/worker-1").exists()
     told = [event.data["text"] for event in Run(apart.made.run_dir).events() if event.kind == "note"]

@@ -25,7 +25,7 @@ from muster.errors import PlatformError
 from muster.run import files as files_module
 from muster.run.exchange import Exchange
 from muster.run.files import TransferFailed, Transfers
-from muster.run.state import RunState
+from muster.run.processes import RunProcesses
 from muster.runtime import clock
 
 LARGE = 3 * WINDOW + 12345
@@ -715,10 +715,9 @@ def test_a_worker_gives_no_value_or_log_of_another(worker: Worker, source: Path,
     for path in (*own, *others):
         worker.put(source, path)
     exchange = exchange_of(worker, Connections(worker, "worker-0"), tmp_path)
-    state = RunState([], lambda event: None)
-    state.specs = {"worker-0": None, "worker-1": None}  # type: ignore[dict-item]
-    state.place({0: "worker-0", 1: "worker-1"}, are_ordered=True)
-    exchange.owner_of = state.owner_of
+    processes = RunProcesses(["worker-0", "worker-1"])
+    processes.place({0: "worker-0", 1: "worker-1"}, are_ordered=True)
+    exchange.owner_of = processes.owner_of
     with pytest.raises(PlatformError, match=r"results/rank-1.json \(only another worker may give it\)"):
         worker.play(exchange.collect())
     back = tmp_path / "back"

@@ -134,7 +134,7 @@ def test_ends(told: Told, how: dict[str, Any], failure: str | None, status: Stat
     told.hear(*RUNS, wire.Exited(7, 0, **how))
     assert told.failures() == ([(failure, 0)] if failure else [])
     assert told.state.workers["worker-0"].status is status
-    assert told.state.is_over("worker-0")
+    assert told.state.processes.is_over("worker-0")
     told.hear(wire.Exited(7, 0, exit_code=1))
     assert told.state.workers["worker-0"].status is status, "a final status never changes"
 
@@ -161,17 +161,17 @@ def test_a_server_that_ends_has_failed(told: Told) -> None:
 
 
 def test_a_worker_is_over_when_all_its_ranks_are(told: Told) -> None:
-    told.state.expected = {"worker-0": 2}
+    told.state.processes.place({0: "worker-0", 1: "worker-0"}, are_ordered=True)
     told.hear(HELLO, wire.Started(7, 0), wire.Exited(7, 0, 0))
-    assert not told.state.is_over("worker-0")
+    assert not told.state.processes.is_over("worker-0")
     told.hear(wire.Started(8, 1))
-    assert told.state.has_running(["worker-0"])
+    assert told.state.processes.run_on("worker-0")
     told.hear(wire.Returned())
-    assert told.state.has_returned("worker-0")
-    assert not told.state.is_over("worker-0")
+    assert told.state.processes.have_returned("worker-0")
+    assert not told.state.processes.is_over("worker-0")
     told.hear(wire.Exited(8, 1, 0))
-    assert told.state.exits == {("worker-0", 0): 0, ("worker-0", 1): 0}
-    assert told.state.is_over("worker-0")
+    assert told.state.processes.exits == {("worker-0", 0): 0, ("worker-0", 1): 0}
+    assert told.state.processes.is_over("worker-0")
 
 
 def test_a_process_is_heard_of_by_rank_or_with_all_of_its_worker(told: Told) -> None:
@@ -179,10 +179,10 @@ def test_a_process_is_heard_of_by_rank_or_with_all_of_its_worker(told: Told) -> 
     started = told.loop.time()
     told.loop.pass_time(10)
     told.hear(wire.Progress(1, 5))
-    heard = {rank: process.heard_at for (_, rank), process in told.state.running.items()}
+    heard = {rank: process.heard_at for (_, rank), process in told.state.processes.running.items()}
     assert heard == pytest.approx({0: started, 1: started + 10})
     told.hear(wire.Output("words"))
-    assert {process.heard_at for process in told.state.running.values()} == {told.loop.time()}
+    assert {process.heard_at for process in told.state.processes.running.values()} == {told.loop.time()}
 
 
 def test_metrics_are_kept_by_name_and_not_without_end(told: Told) -> None:
@@ -282,8 +282,9 @@ def test_the_platform_says_what_ended_a_worker(told: Told, cause: EndCause | Non
     [
         (ClockOffset(50.0, 0.5), 850.0, 0.5),
         (ClockOffset(0.1, 0.5), 900.0, 0.0),
+        (ClockOffset(-500.0, 0.5), 1000.0, 0.5),
     ],
-    ids=["another machine's clock", "the same clock"],
+    ids=["another machine's clock", "the same clock", "a time that is yet to come"],
 )
 @pytest.mark.parametrize("message", [wire.Exited(7, 0, 3, monotonic=900.0), wire.HungUp(0, 900.0)], ids=["end", "drop"])
 def test_the_time_of_an_end_is_told_by_the_clock_of_the_session(
@@ -312,7 +313,7 @@ def test_an_agent_that_tells_without_end_is_heard_to_an_end(
     told: Told, say: Callable[[int], Any], warned: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     told.hear(*RUNS, *map(say, range(500)))
-    kept = len(told.state.failures) + len(told.state.processes["worker-0"]) + len(told.state.stacks)
+    kept = len(told.state.failures) + len(told.state.processes.of("worker-0")) + len(told.state.stacks)
     assert 2 <= kept < 400
     assert len(told.events) < 400
     assert [warned in record.getMessage() for record in caplog.records] == [True]
@@ -367,15 +368,15 @@ def test_what_one_worker_says_again_and_again_costs_little(
     told.hear(HELLO, wire.Started(7, 0))
     told.hear(*map(FLOODS[flood], range(MANY)))
     state = told.state
-    kept = [state.failures, state.processes["worker-0"], state.stacks, state.listening, told.events, caplog.records]
+    kept = [state.failures, state.processes.of("worker-0"), state.stacks, state.listening, told.events, caplog.records]
     assert [len(one) < MANY // 2 for one in kept] == [True] * len(kept), [len(one) for one in kept]
     root_cause(state.failures)  # which compares each with all others
 
 
 def test_a_worker_may_have_as_many_ranks_as_are_planned(told: Told) -> None:
-    told.state.expected = {"worker-0": MANY}
+    told.state.processes.place(dict.fromkeys(range(MANY), "worker-0"), are_ordered=True)
     told.hear(HELLO, *(wire.Started(7, number) for number in range(MANY)))
-    assert len(told.state.processes["worker-0"]) == MANY
+    assert len(told.state.processes.of("worker-0")) == MANY
 
 
 @pytest.mark.parametrize("are_ordered", [True, False])
@@ -395,7 +396,7 @@ def test_an_agent_does_not_speak_for_another_workers_rank(told: Told, are_ordere
     told.hear(HELLO)
     if comes_first:
         told.hear(*lies)
-    told.call(lambda: told.state.place({0: "worker-0", 1: "worker-1"}, are_ordered=are_ordered))
+    told.call(lambda: told.state.processes.place({0: "worker-0", 1: "worker-1"}, are_ordered=are_ordered))
     told.call(lambda: told.state.on_message("worker-1", HELLO._replace(worker="worker-1")))
     if comes_first:
         told.hear(*lies)
@@ -407,14 +408,14 @@ def test_an_agent_does_not_speak_for_another_workers_rank(told: Told, are_ordere
     assert told.state.failures == []
     assert not {"stage", "note", "script_raised", "silence"} & {kind for kind, _ in told.said()}
     told.call(lambda: told.state.on_message("worker-1", wire.Exited(9, 1, 3)))
-    assert told.state.exits == {("worker-1", 1): 3}
+    assert told.state.processes.exits == {("worker-1", 1): 3}
     assert told.state.metrics == LOSS
 
 
 def test_a_launcher_may_place_ranks_otherwise_than_planned(told: Told) -> None:
-    told.call(lambda: told.state.place({0: "worker-1", 1: "worker-0"}, are_ordered=False))
+    told.call(lambda: told.state.processes.place({0: "worker-1", 1: "worker-0"}, are_ordered=False))
     told.hear(*RUNS, wire.Progress(0, 1, metrics=LOSS), wire.Exited(7, 0, 3))
-    assert told.state.exits == {("worker-0", 0): 3}
+    assert told.state.processes.exits == {("worker-0", 0): 3}
     assert told.state.metrics == LOSS
 
 

@@ -241,19 +241,21 @@ class Guard:
         guard = os.getpid()
         # Signals to the agent must not be lost, but be delivered only once it has handlers of its own.
         signal.pthread_sigmask(signal.SIG_BLOCK, agent.SIGNALS)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                linux.signal_at_parent_death(signal.SIGTERM)
-                if os.getppid() == guard:
-                    self._close_inherited()
-                    ours.close()
-                    os.setsid()
-                    linux.hide(config["hidden"])
-                    agent.main(config, theirs.detach())
-            finally:
-                os._exit(0)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, agent.SIGNALS)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    linux.signal_at_parent_death(signal.SIGTERM)
+                    if os.getppid() == guard:
+                        self._close_inherited()
+                        ours.close()
+                        os.setsid()
+                        linux.hide(config["hidden"])
+                        agent.main(config, theirs.detach())
+                finally:
+                    os._exit(0)
+        finally:  # also where nothing can be forked: the guard would hear of no end any more
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, agent.SIGNALS)
         return pid
 
     def _close_inherited(self) -> None:

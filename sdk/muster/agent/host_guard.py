@@ -197,9 +197,7 @@ class HostGuard(Guard):
 
     def _close_inherited(self) -> None:
         super()._close_inherited()
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):  # an agent that held them would keep the login open
-            os.dup2(nothing, descriptor)
+        linux.redirect_to_null(0, 1, 2)  # an agent that held them would keep the login open
 
     def _remove_scratch(self, worker: GuardedWorker) -> None:
         pass  # the log in it may still be wanted; it goes with the guard
@@ -253,10 +251,7 @@ def _usual_address() -> str:
 def channel_of_login() -> PipeChannel:
     """Return the channel over this process's input and output, after the word by which the platform finds its start."""
     reader, writer = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
-    os.dup2(nothing, 1)
-    os.close(nothing)
+    linux.redirect_to_null(0, 1)
     os.write(writer, READY)
     return PipeChannel(reader, writer)
 

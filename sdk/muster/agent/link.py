@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 DIAL_TIMEOUT = 20  # seconds for connecting and for each step of the TLS handshake
 AGAIN_SECONDS = 10.0  # for which the session is dialled again at first, where it hangs up before it has said who it is
+REFUSED_SECONDS = 1.0  # for which it is dialled again at first, where nobody listens: it may be about to
 HUNG_UP = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 REDIAL_TIMEOUT = 5.0  # seconds for one more try
 REDIAL_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.0)  # seconds before each try, and the last of them from then on
@@ -73,11 +74,16 @@ class Link:
         self._session = session
         address = (session["host"], session["port"])
         again_until = time.monotonic() + AGAIN_SECONDS
+        refused_until = time.monotonic() + REFUSED_SECONDS
         while True:
             try:
                 plain = connection_to(address, DIAL_TIMEOUT)
             except OSError as error:
+                if isinstance(error, ConnectionRefusedError) and time.monotonic() < refused_until:
+                    time.sleep(REDIAL_PAUSES[0])
+                    continue
                 raise Unreachable("it cannot reach the session at {}:{}: {}".format(*address, error)) from error
+            refused_until = again_until  # somebody has listened there
             connection = Connection(self._loop, plain, self._receive, self._lose)
             try:
                 self._family, self._peer = plain.family, plain.getpeername()

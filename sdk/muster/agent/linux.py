@@ -42,6 +42,15 @@ def adopt_orphans() -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
+def redirect_to_null(*descriptors: int) -> None:
+    """Put the null device in place of these descriptors of this process."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in descriptors:
+        os.dup2(nothing, descriptor)
+    if nothing not in descriptors:  # it has the lowest free number, as that of one that was closed
+        os.close(nothing)
+
+
 def stat(pid: int) -> "Stat | None":
     """Return the process ``pid``, or None where there is none."""
     try:

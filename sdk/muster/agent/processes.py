@@ -49,7 +49,12 @@ def spawn(
     """
     status_reader, status_writer = os.pipe()  # closed by a successful exec; otherwise it transmits the error
     parent = os.getpid()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(status_reader)
+        os.close(status_writer)
+        raise
     if pid == 0:
         culprit = argv[0] if argv else ""
         try:

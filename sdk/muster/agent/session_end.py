@@ -3,6 +3,8 @@
 It reads facts from its standard input as lines of JSON until that ends with the session; a line with ``done`` says that
 nothing is left to remove. That module, and with it all of Muster, is imported only once a launch no longer waits for
 this machine's processors.
+
+While the session lives, SIGTERM is ignored, as a logout sends it to both; after that, it ends the tries to clean up.
 """
 
 import contextlib
@@ -39,8 +41,10 @@ def main(module: str) -> None:
         facts = json.loads(lines.readline().decode())
         sys.path[:] = facts.pop("path")
         if not _is_done(facts, lines, module):
+            asked: "list[int]" = []
+            signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
             _read_pth_files()
-            importlib.import_module(CLEANS_UP).clean_up_after(module, facts)
+            importlib.import_module(CLEANS_UP).clean_up_after(module, facts, lambda: bool(asked))
 
 
 def _is_done(facts: "dict[str, Any]", lines: "IO[bytes]", module: str) -> bool:

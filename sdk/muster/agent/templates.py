@@ -72,7 +72,8 @@ class Templates:
             os.close(nothing)
         self.state, self._channel, self._decoder = IMPORTING, ours, frames.Decoder(limit=None)
         ours.settimeout(ANSWER_SECONDS)
-        ours.sendall(frames.encode("import", imports=self._made["imports"]))
+        with contextlib.suppress(OSError):  # it has ended already, or does not read: ``ended`` or ``_give_up`` says so
+            ours.sendall(frames.encode("import", imports=self._made["imports"]))
         self._loop.on_readable(ours, self._hear)
         self._loop.call_later(IMPORT_SECONDS, functools.partial(self._give_up, self.pid))
 

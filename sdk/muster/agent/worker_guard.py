@@ -85,9 +85,7 @@ class WorkerGuard(Guard):
 
     def _close_inherited(self) -> None:
         super()._close_inherited()
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):  # an agent that held them would keep the command's output open
-            os.dup2(nothing, descriptor)
+        linux.redirect_to_null(0, 1, 2)  # an agent that held them would keep the command's output open
 
 
 def _devices(environ: "dict[str, str]") -> "list[str]":
@@ -98,8 +96,5 @@ def _devices(environ: "dict[str, str]") -> "list[str]":
 def main(address: str) -> None:
     """Run the guard that answers on standard input and output, in the worker that others reach at this address."""
     reader, writer = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
-    os.dup2(nothing, 1)
-    os.close(nothing)
+    linux.redirect_to_null(0, 1)
     WorkerGuard(PipeChannel(reader, writer), address).run()

@@ -19,6 +19,7 @@ from muster.dashboard.model import RunView, fold
 from muster.dashboard.repeat import repeat_command
 from muster.dashboard.worker import WorkerView
 from muster.events import Event, EventKind
+from muster.runtime.clock import has_passed
 
 COLUMNS: dict[str, Callable[[WorkerView], Any]] = {
     "status": attrgetter("status"),
@@ -161,7 +162,7 @@ class LiveState:
 
     def _take_head(self) -> dict[str, Any]:
         now = self.view.clock()
-        is_due = len(self.view.workers) <= MOST_ROWS or now - self._aggregated_at >= AGGREGATES_SECONDS
+        is_due = len(self.view.workers) <= MOST_ROWS or has_passed(AGGREGATES_SECONDS, self._aggregated_at, now)
         if is_due or self.view.ended is not None:
             self._aggregates, self._aggregated_at = aggregates_of(self.view), now
         head = {**head_of(self.view), **self._aggregates}

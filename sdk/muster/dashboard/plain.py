@@ -17,6 +17,7 @@ from muster.dashboard.text import first_line, number, rate
 from muster.dashboard.ticker import Ticker, seconds_to_finish
 from muster.events import Event, EventKind, ScriptRaised
 from muster.failure.causes import tells_of_another
+from muster.runtime.clock import has_passed
 from muster.runtime.outlet import Outlet
 from muster.text.shown import duration
 
@@ -39,8 +40,8 @@ class PlainDashboard:
         self._now = 0.0
         self._quiet_since = 0.0  # when the last event came that made a line
         self._next_reminder = 0.0
-        self._next_progress = 0.0
-        self._next_census = 0.0
+        self._progress_at = float("-inf")
+        self._census_at = float("-inf")
         self._failures = 0
         self._doing = ""
         self._waits: Counter[str] = Counter()  # the number of workers that wait for the same
@@ -68,6 +69,8 @@ class PlainDashboard:
         """Write what the run is still doing if that takes long, and there has been no line about it for a while."""
         with self._lock:
             now = self._clock()
+            if now < self._quiet_since:  # the clock has been set back
+                self._quiet_since, self._next_reminder = now, now + PROGRESS_SECONDS
             if self._closed or now < self._next_reminder or not is_on_its_way(self._view):
                 return
             self._now, self._next_reminder = now, 2 * now - self._quiet_since
@@ -126,9 +129,9 @@ class PlainDashboard:
         self._failures += is_failure
         if is_failure and self._failures <= MANY:
             return [line]
-        if self._now < self._next_census:
+        if not has_passed(CENSUS_SECONDS, self._census_at, self._now):
             return []
-        self._next_census = self._now + CENSUS_SECONDS
+        self._census_at = self._now
         return [view.census]
 
     def _waiting(self, event: Event, waited_for: str) -> list[str]:
@@ -149,15 +152,15 @@ class PlainDashboard:
         silent = len(self._view.silent)
         if len(self._view.workers) <= MANY or (worker.silent and silent <= MANY):
             return [f"{worker.name} {self._view.silence_of(worker) or 'goes on'}"]
-        if self._now < self._next_census and silent:
+        if silent and not has_passed(CENSUS_SECONDS, self._census_at, self._now):
             return []
-        self._next_census = self._now + CENSUS_SECONDS
+        self._census_at = self._now
         return [f"{silent} workers do not go on" if silent else "all workers go on"]
 
     def _progress(self, now: float) -> list[str]:
-        if now < self._next_progress:
+        if not has_passed(PROGRESS_SECONDS, self._progress_at, now):
             return []
-        self._next_progress = now + PROGRESS_SECONDS
+        self._progress_at = now
         return [progress_line(self._view)]
 
 

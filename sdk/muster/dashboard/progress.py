@@ -114,8 +114,8 @@ class ProcessProgress:
         if data.examples is not None:
             self._sample(when, data.examples)
         fraction = self.fraction
-        if fraction is not None and self.began is None:
-            self.began, self.moved = (when, fraction), when
+        if fraction is not None and (self.began is None or when < self.moved):  # the latter: the clock was set back
+            self.began, self.moved, self.moves = (when, fraction), when, 0
         elif fraction != before:
             self.moved, self.moves = when, self.moves + 1
 
@@ -132,8 +132,8 @@ class ProcessProgress:
         return (now - self.began[0]) * (1 - fraction) / (fraction - self.began[1])
 
     def _sample(self, when: float, examples: int) -> None:
-        if self._samples and examples < self._samples[-1][1]:
-            self._samples.clear()  # the script began to count anew
+        if self._samples and (examples < self._samples[-1][1] or when < self._samples[-1][0]):
+            self._samples.clear()  # the script began to count anew, or the clock was set back
         if not self._samples or when - self._samples[-1][0] >= RATE_SECONDS / 40:
             self._samples.append((when, examples))
         while len(self._samples) > 2 and when - self._samples[0][0] > RATE_SECONDS:

@@ -56,12 +56,29 @@ def advice_on_exception(failure: Failure, has_copy: bool) -> str | None:
     Args:
         has_copy: whether the script runs in a copy of the project's files.
     """
+    return (
+        _on_horovod(failure)
+        or _on_other_surroundings(failure)
+        or _on_missing_name(failure)
+        or _on_missing_file(failure, has_copy)
+        or _on_scarcity(failure)
+        or _on_lost_peer(failure)
+    )
+
+
+def _on_horovod(failure: Failure) -> str | None:
+    """Return what to try where Horovod itself cannot do what the script asks."""
     if re.search(r"/horovod/(_keras|keras|tensorflow/keras)/", failure.traceback):
         return f"Horovod's own Keras integration does not work with Keras 3; {HOROVOD_KERAS}"
     if re.match(r"Extension horovod\.\w+ has not been built", failure.message):
         return build_horovod_again(failure.message)
     if "Horovod has not been initialized" in failure.message:
         return "hvd.init() at the beginning of the script, before anything else of Horovod"
+    return None
+
+
+def _on_other_surroundings(failure: Failure) -> str | None:
+    """Return what to try where workers differ from a notebook or a terminal, for which the script may be written."""
     if failure.type == "KeyError" and failure.message in OF_PROCESSES:
         return ArgumentText(
             Argument("strategy", "processes"),
@@ -83,6 +100,11 @@ def advice_on_exception(failure: Failure, has_copy: bool) -> str | None:
         return "workers have muster.training alone: launch runs in the session, and have the script import only that"
     if failure.type == "ImportError" and "relative import" in failure.message:
         return "a file of a package runs as a module: give its dotted name (`muster run -m pkg.train`)"
+    return None
+
+
+def _on_missing_name(failure: Failure) -> str | None:
+    """Return what to try where a name or a package is not there."""
     if found := re.search(r"Did you mean: '([^'\n]+)'\?\s*$", failure.traceback):
         missing = re.search(r"\b(?:name|attribute) '(\w+)'", failure.message)
         return f"{found[1]} in place of {missing[1]}" if missing else f"{found[1]}, which is near"
@@ -97,9 +119,16 @@ def advice_on_exception(failure: Failure, has_copy: bool) -> str | None:
         return ArgumentText(
             "install the package for the script's interpreter, or ", Argument("python", ""), " one that has it"
         )
-    if failure.type == "FileNotFoundError" and "in _execute_child" in failure.traceback:
+    return None
+
+
+def _on_missing_file(failure: Failure, has_copy: bool) -> str | None:
+    """Return what to try where a file or a program is not there."""
+    if failure.type != "FileNotFoundError":
+        return None
+    if "in _execute_child" in failure.traceback:
         return f"see that this program is installed on {failure.worker or 'the worker'}, or give its full path"
-    if failure.type == "FileNotFoundError" and re.search(r"(^|[\s'\"])/", failure.message):
+    if re.search(r"(^|[\s'\"])/", failure.message):
         return ArgumentText(
             f"see that it is there on {failure.worker or 'the worker'}, or give the script another path (",
             Argument("args"),
@@ -107,14 +136,17 @@ def advice_on_exception(failure: Failure, has_copy: bool) -> str | None:
             Argument("env"),
             ")",
         )
-    if failure.type == "FileNotFoundError" and has_copy:
+    if has_copy:
         return ArgumentText(
             "the script runs in a copy of the project's files, without those that git ignores: ",
             Argument("project", ""),
             " says which go along; data that is on the worker has an absolute path",
         )
-    if failure.type == "FileNotFoundError":
-        return "scripts run in the session's working directory; an absolute path is the same everywhere"
+    return "scripts run in the session's working directory; an absolute path is the same everywhere"
+
+
+def _on_scarcity(failure: Failure) -> str | None:
+    """Return what to try where a port is taken, or there is too little memory."""
     if re.search(r"Address already in use|Could not start gRPC server|could not bind", failure.message, re.IGNORECASE):
         if BIND.search(failure.traceback):
             return (
@@ -124,8 +156,18 @@ def advice_on_exception(failure: Failure, has_copy: bool) -> str | None:
         return ArgumentText(
             "another process took the port; run again, or give ports of their own with ", Argument("worker_ports", "")
         )
+    if re.search(r"No space left on device|Disk quota exceeded", failure.message):  # TensorFlow says it of files, too
+        return ArgumentText(
+            f"make room on the disk of {failure.worker or 'the worker'} that it writes to: logs and MUSTER_RESULTS of "
+            "runs on the session's machine are below MUSTER_HOME, which may be a folder elsewhere"
+        )
     if failure.type in {"MemoryError", "ResourceExhaustedError"}:
         return ArgumentText("more ", Argument("memory"), " for the workers, or a smaller batch size")
+    return None
+
+
+def _on_lost_peer(failure: Failure) -> str | None:
+    """Return what to try where another process was lost."""
     if replace(failure, peer_was_gone=None).bearing >= Bearing.BROKEN:  # judged by its message alone
         return "this is how losing a peer looks; read the other workers' logs for what came before"
     return None

@@ -106,18 +106,22 @@ class SessionGuard:
             os.close(self._process.stdin.fileno())
 
 
-def clean_up_after(module: str, facts: dict[str, Any]) -> None:
+def clean_up_after(module: str, facts: dict[str, Any], is_to_end: Callable[[], bool]) -> None:
     """Clean up after a session, in its guard, and where that fails, retry for half an hour; then remove its scratch.
 
     Args:
         module: name of the module whose ``clean_up`` removes what the session has left.
         facts: what the session has told its guard.
+        is_to_end: returns whether the guard is to try only once more: what it leaves, the next launch removes.
     """
     deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
+    is_last = False
+    while not is_last and time.monotonic() < deadline:
+        is_last = is_to_end()
         try:
             importlib.import_module(module).clean_up(facts)
             sweep()
             return
         except Exception:  # clean_up may raise anything, and nobody is left to report it to
-            time.sleep(RETRY_SECONDS)
+            if not is_last:
+                time.sleep(RETRY_SECONDS)

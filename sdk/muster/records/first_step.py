@@ -16,10 +16,9 @@ from muster.events.data import (
     RunRequested,
     Stage,
 )
+from muster.training.stages import IMPORTING, TRAINING
 
 STARTING = "starting workers"  # Muster's own part
-IMPORTING = "importing "  # followed by the package's name
-TRAINING = "training"
 SLOW = 5.0  # seconds of waiting from which on the summary is shown
 
 

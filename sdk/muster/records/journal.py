@@ -13,6 +13,7 @@ from pathlib import Path
 
 from muster.events import Event, EventKind
 from muster.events.data import Note, Progress
+from muster.runtime.clock import has_passed
 
 logger = logging.getLogger("muster")
 
@@ -77,7 +78,7 @@ class Journal:
         held = ranks.pop(rank, None)
         if held is not None and told.epoch in (None, held.data.get("epoch")):
             event, held = _merged(held, event), None
-        is_soon = event.time - written < self._interval(event.time - self._trains_since)
+        is_soon = not has_passed(self._interval(event.time - self._trains_since), written, event.time)
         if is_soon and (told.epoch in (None, epoch) or not self._has_room_for_epoch(source, event.time)):
             ranks[rank] = event
             return
@@ -93,7 +94,9 @@ class Journal:
 
     def _has_room_for_epoch(self, source: tuple[str | None, str], now: float) -> bool:
         """Return whether a rank's new epoch is to be written at once, and count it; the rate of such is limited."""
-        used_until = max(self._epochs.get(source, 0.0), now - EPOCHS_AT_ONCE * self._interval()) + self._interval()
+        used, interval = self._epochs.get(source, 0.0), self._interval()
+        used = used if used <= now else 0.0  # the clock has been set back
+        used_until = max(used, now - EPOCHS_AT_ONCE * interval) + interval
         if used_until > now:
             return False
         self._epochs[source] = used_until
@@ -116,6 +119,7 @@ class Journal:
 
     def _interval(self, trained: float = math.inf) -> float:
         """Return the seconds between two progress events of one rank, ``trained`` seconds after the first of all."""
+        trained = trained if trained >= 0 else math.inf  # the clock has been set back
         return max(min(PROGRESS_INTERVAL, trained / POINTS), len(self._last) / PROGRESS_PER_SECOND)
 
     def close(self) -> None:
@@ -149,7 +153,7 @@ class Journal:
             self._lost += 1
         else:
             self._waiting += line
-        if event.kind != EventKind.PROGRESS or event.time - self._flushed_at >= PROGRESS_INTERVAL:
+        if event.kind != EventKind.PROGRESS or has_passed(PROGRESS_INTERVAL, self._flushed_at, event.time):
             self._flushed_at = event.time
             self._flush_soon()
 

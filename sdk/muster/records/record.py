@@ -257,8 +257,8 @@ class RunRecord:
             RunNotFound: the run has no such worker.
         """
         if worker is None:
-            texts = {name: self.logs(name) for name in self.workers}
-            return Text("".join(f"--- {name}\n{text.rstrip()}\n" for name, text in texts.items() if text.strip()))
+            texts = ((name, self.logs(name)) for name in self.workers)  # one by one: together they may be many GB
+            return Text("".join(f"--- {name}\n{text.rstrip()}\n" for name, text in texts if text.strip()))
         return Text(b"".join(path.read_bytes() for path in self.log_files(worker)).decode("utf-8", errors="replace"))
 
     def log_end(self, worker: str, lines: int = LOG_END) -> list[str]:

@@ -52,9 +52,10 @@ def under_way(events: Iterable[Event], now: float, printed: Mapping[str, float])
     phase: tuple[str, float] | None = None
     waiting: dict[str, str] = {}
     processes: dict[Source, _LastSeen] = {}
-    events = list(events)
+    silent = _Silences()
     only_serves = False
     for event in events:
+        silent.take(event)
         data, worker = event.data, event.worker or ""
         if isinstance(data, RunRequested):
             only_serves = data.job.get("script", "") is None
@@ -84,7 +85,7 @@ def under_way(events: Iterable[Event], now: float, printed: Mapping[str, float])
     if waiting:
         named = [f"{name} ({reason})" if reason else name for name, reason in waiting.items()]
         lines.append(f"Waiting for {_listed(named)}.")
-    lines += silences(events, now)
+    lines += silent.lines(now)
     for (worker, _), process in processes.items():  # output may be of any of a worker's processes
         process.heard_at = max(process.heard_at, printed.get(worker, 0.0))
     # Parameter servers never report progress.
@@ -94,21 +95,36 @@ def under_way(events: Iterable[Event], now: float, printed: Mapping[str, float])
 
 def silences(events: Iterable[Event], now: float) -> list[str]:
     """Return lines about the workers that do not go on, according to the events of the last attempt until ``now``."""
-    found: dict[str, Silence] = {}
+    silent = _Silences()
     for event in events:
+        silent.take(event)
+    return silent.lines(now)
+
+
+class _Silences:
+    """The workers of the last attempt that do not go on, according to the events that it has taken."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Silence] = {}
+
+    def take(self, event: Event) -> None:
+        """Take the next event."""
         data, worker = event.data, event.worker or ""
         if isinstance(data, RunAttempt):
-            found.clear()
+            self._found.clear()
         elif isinstance(data, Silence):
-            found.pop(worker, None)
+            self._found.pop(worker, None)
             if data.since is not None:
-                found[worker] = data
-    lines = [
-        f"{worker} {data.text} for {duration(max(0.0, now - (data.since or now)))}. {data.why or ''}".rstrip()
-        for worker, data in [*found.items()][:MOST_NAMED]
-    ]
-    more = len(found) - len(lines)
-    return [*lines, f"So it is with {more} more."] if more else lines
+                self._found[worker] = data
+
+    def lines(self, now: float) -> list[str]:
+        """Return lines about them, as they are until ``now``."""
+        lines = [
+            f"{worker} {data.text} for {duration(max(0.0, now - (data.since or now)))}. {data.why or ''}".rstrip()
+            for worker, data in [*self._found.items()][:MOST_NAMED]
+        ]
+        more = len(self._found) - len(lines)
+        return [*lines, f"So it is with {more} more."] if more else lines
 
 
 def is_queued(events: Iterable[Event]) -> bool:

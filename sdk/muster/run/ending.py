@@ -117,13 +117,12 @@ class Ending:
 
     async def _stop_those_of(self, workers: Collection[str], deadline: float) -> None:
         """End all processes of these workers, with a time of grace unless the end is urgent."""
-
-        not_over = list(workers)
+        processes, not_over = self._state.processes, list(workers)
 
         def are_running() -> bool:  # as far as is known: processes of a lost agent are gone too
-            while not_over and self._state.is_over(not_over[-1]):  # once each: else the end of many would be quadratic
+            while not_over and processes.is_over(not_over[-1]):  # once each: else the end of many would be quadratic
                 not_over.pop()
-            return any(name in self._pool.connected and self._state.runs(name) for name in reversed(not_over))
+            return any(name in self._pool.connected and processes.run_on(name) for name in reversed(not_over))
 
         grace = max(deadline - clock.now(), LEAST_GRACE)
         left = list(workers)
@@ -131,7 +130,7 @@ class Ending:
             for name in workers:
                 self._pool.send(name, wire.Stop(grace))
             await self._state.wait_while(lambda: are_running() and not self.is_urgent, grace)
-            left = [name for name in workers if self._state.runs(name)]
+            left = [name for name in workers if processes.run_on(name)]
         if are_running():
             for name in left:
                 self._pool.send(name, wire.Stop(0))

@@ -36,8 +36,9 @@ Emit = Callable[[EventData, str | None], None]
 PROGRESS_SECONDS = 0.25  # between two events about the files that are sent to a worker
 COLLECTED = "collected"  # folder in the run's folder for collected files, with a folder for each worker
 HEARD_SECONDS = 2.0  # an agent that was heard within them is alive: at the end of a run all tell of their processes
-ALIVE_SECONDS = 10.0  # how long another agent may take to show that it is
-ALIVE_POLL_SECONDS = 0.02
+# Before each look whether another agent has shown that it is, ten seconds in all: soon at first, and then more seldom,
+# as at the end of a run with 10,000 workers all may have to be waited for.
+ALIVE_PAUSES = (0.02, 0.04, 0.08, 0.16, 0.3, *[0.5] * 3, *[1.0] * 8)
 COLLECTED_BYTES = 1 << 30  # most that is collected from each worker for one pattern
 RESULTS_BYTES = 1 << 30  # most that is got from each folder of a worker
 RESULTS, RANK_LOGS = "results", "logs/ranks"
@@ -185,8 +186,8 @@ class Exchange:
         if is_heard(asked_at - HEARD_SECONDS):
             return True
         self._session.ask_for_life(worker)
-        for _ in range(int(ALIVE_SECONDS / ALIVE_POLL_SECONDS)):  # in which the time of a suspended session is none
-            await asyncio.sleep(ALIVE_POLL_SECONDS)
+        for pause in ALIVE_PAUSES:  # in which the time of a suspended session is none
+            await asyncio.sleep(pause)
             if is_heard(asked_at):
                 return True
         return False

@@ -356,7 +356,7 @@ class Execution:
             status="stopped" if stopped else "failed" if error else "succeeded",
             run_id=self.run_id,
             run_dir=self.run_dir,
-            exit_codes=exit_codes(orchestrator.state.exits) if orchestrator else {},
+            exit_codes=exit_codes(orchestrator.state.processes.exits) if orchestrator else {},
             timings=self._timings(),
             seconds=round(time.monotonic() - self._began, 3),
             metrics={**self._metrics, **(orchestrator.state.metrics if orchestrator else {})},

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from muster.job import Plan
 from muster.run.launcher import RunLauncher
-from muster.run.state import RunState, Source
+from muster.run.processes import Source
+from muster.run.state import RunState
 
 
 class Milestones:
@@ -29,28 +30,28 @@ class Milestones:
     def is_up(self) -> bool:
         """Return whether every server listens or every rank runs."""
         plan, state = self.plan, self._state
-        if state.count_started() < max(len(plan.ranks), 0 if plan.starter else len(plan.processes)):
+        if state.processes.count_started() < max(len(plan.ranks), 0 if plan.starter else len(plan.processes)):
             return False  # quick, as it is asked at every change
-        has_all_ranks = {rank for _, rank in state.started} >= set(plan.ranks)
+        has_all_ranks = {rank for _, rank in state.processes.started} >= set(plan.ranks)
         if plan.starter:
             return has_all_ranks
-        has_started = has_all_ranks and {worker for worker, _ in state.started} >= set(plan.processes)
+        has_started = has_all_ranks and {worker for worker, _ in state.processes.started} >= set(plan.processes)
         # A server that has ended without a failure need not listen any more.
-        return has_started and all(name in state.listening or state.is_over(name) for name in plan.servers)
+        return has_started and all(name in state.listening or state.processes.is_over(name) for name in plan.servers)
 
     def has_returned(self) -> bool:
         """Return whether the processes that complete the run have ended, or have returned and only serve others."""
         plan, state = self.plan, self._state
         if plan.starter:
             return self.is_decided()
-        return bool(plan.completed_by) and all(state.has_returned(name) for name in plan.completed_by)
+        return bool(plan.completed_by) and all(state.processes.have_returned(name) for name in plan.completed_by)
 
     def is_decided(self) -> bool:
         """Return whether the processes that complete the run have ended."""
         plan, state = self.plan, self._state
         if plan.starter:
-            return self._launcher.has_succeeded and len(state.exits) >= len(plan.ranks)
-        return bool(plan.completed_by) and all(state.is_over(name) for name in plan.completed_by)
+            return self._launcher.has_succeeded and len(state.processes.exits) >= len(plan.ranks)
+        return bool(plan.completed_by) and all(state.processes.is_over(name) for name in plan.completed_by)
 
     def by_silence(self) -> list[tuple[float, Source]]:
         """Return the processes that train, each with the time of its last sign of life, the longest silent first."""
@@ -58,7 +59,7 @@ class Milestones:
         completing = plan.completed_by or tuple(plan.processes)
         heard = [
             (process.heard_at, source)
-            for source, process in self._state.running.items()
+            for source, process in self._state.processes.running.items()
             if source[0] in completing and not process.has_returned
         ]
         return sorted(heard, key=lambda item: item[0])

@@ -30,10 +30,11 @@ from muster.run.ending import Ending
 from muster.run.launcher import RunLauncher
 from muster.run.logins import with_reachable_sshd
 from muster.run.milestones import Milestones
+from muster.run.processes import Source
 from muster.run.request import AT_ONCE
 from muster.run.settling import SETTLE_SECONDS, Settling
-from muster.run.silence import SilenceWatch
-from muster.run.state import RunState, Source
+from muster.run.silence_watch import SilenceWatch
+from muster.run.state import RunState
 from muster.run.streams import Stream, Streams
 from muster.run.tasks import Tasks
 from muster.run.watch import PlatformWatch
@@ -108,7 +109,7 @@ class Orchestrator:
         self.exchange = exchange
         if exchange is not None:
             self._ending.collect = self.collect
-            exchange.owner_of = state.owner_of
+            exchange.owner_of = state.processes.owner_of
         self.watch = PlatformWatch(pool, state)
         self._arrival = Arrival(context, pool, state, self.watch)
         self._settling = Settling(state, pool, self.watch)
@@ -194,7 +195,7 @@ class Orchestrator:
         return [
             name
             for name in self.state.members
-            if name in self.pool.connected and name not in unfit and not self.state.has_running([name])
+            if name in self.pool.connected and name not in unfit and not self.state.processes.run_on(name)
         ]
 
     @property
@@ -243,7 +244,7 @@ class Orchestrator:
         self.plan = plan = await self._asked("made its plan", self.strategy.plan, self.job, members, facts)
         if not plan.starter:
             self.state.servers = frozenset(plan.processes) - frozenset(plan.completed_by)
-        self.state.place(plan.ranks, are_ordered=plan.starter is None)
+        self.state.processes.place(plan.ranks, are_ordered=plan.starter is None)
         await in_thread(self._on_plan, plan)
         for note in plan.notes:
             self.state.emit(events.Note(note))
@@ -310,14 +311,15 @@ class Orchestrator:
 
     def _splits(self, worker: str) -> bool:
         """Return whether each rank of a worker gets a log of its own."""
-        return self.state.expected.get(worker, 1) > 1
+        return self.state.processes.expected(worker) > 1
 
     async def _train(self, milestones: Milestones) -> None:
         """Wait until the run is complete; the start of its processes, or of their launcher, was ordered before."""
         deadline = clock.deadline_in(self.limits.run)
         if deadline is not None:
             deadline -= self.context.checked.trained
-        await self._train_until(lambda: bool(self.state.started) or milestones.has_returned(), milestones, deadline)
+        processes = self.state.processes
+        await self._train_until(lambda: bool(processes.started) or milestones.has_returned(), milestones, deadline)
         self._enter("training")
         await self._train_until(milestones.has_returned, milestones, deadline)
         for name in milestones.plan.processes:
@@ -357,12 +359,12 @@ class Orchestrator:
     async def stacks(self) -> dict[str, str]:
         """Return the Python stacks of all processes, by rank or worker."""
         self.state.stacks.clear()
-        asked = set(self.state.running)
+        asked = set(self.state.processes.running)
         for name in {worker for worker, _ in asked}:
             self.pool.send(name, wire.AskStacks())
         # Those that end meanwhile do not answer.
         await self.state.wait_while(
-            lambda: not asked.isdisjoint({*self.state.running} - {*self.state.stacks}), STACKS_SECONDS
+            lambda: not asked.isdisjoint({*self.state.processes.running} - {*self.state.stacks}), STACKS_SECONDS
         )
         return {process_label(*source): with_cells(answer.text) for source, answer in self.state.stacks.items()}
 
@@ -452,7 +454,8 @@ class Orchestrator:
         return worker not in self.state.members
 
     def _launcher_ended(self, code: int, is_heard_out: bool = False) -> None:
-        is_done = self.plan is not None and self.plan.starter and len(self.state.started) >= len(self.plan.ranks)
+        started = self.state.processes.count_started()
+        is_done = self.plan is not None and self.plan.starter and started >= len(self.plan.ranks)
         if not code and not is_done and not is_heard_out:  # agents may have yet to report ranks that it started
             asyncio.get_running_loop().call_later(HEARING_SECONDS, self._launcher_ended, code, True)
             return
@@ -551,7 +554,7 @@ class Orchestrator:
         """Return the error for a process that is suspended; None if none is, or if the cause is no mere consequence."""
         if self._stop_reason or not self._settling.is_hearsay(cause):
             return None
-        running = self.state.running
+        running = self.state.processes.running
         stacks = await self.stacks()
         for source, process in running.items():
             if source in self.state.stacks and self.state.stacks[source].is_stopped:

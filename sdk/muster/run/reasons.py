@@ -11,7 +11,8 @@ from muster.failure.causes import Failure
 from muster.failure.waiting import MUTE, find_blocker
 from muster.job import Plan
 from muster.run.context import RunContext
-from muster.run.state import RunState, Source
+from muster.run.processes import Source
+from muster.run.state import RunState
 from muster.runtime import clock
 from muster.runtime.background import in_thread
 from muster.text.cleaning import clean
@@ -71,7 +72,7 @@ class Reasons:
         """Return the error for ranks that were not started, or servers that do not listen, in time."""
         missing: list[Source] = []
         if plan.ranks:
-            started = self._state.started
+            started = self._state.processes.started
             missing = [(worker, rank) for rank, worker in plan.ranks.items() if (worker, rank) not in started]
         if not missing:
             deaf = [name for name in plan.servers if name not in self._state.listening]
@@ -94,9 +95,9 @@ class Reasons:
             stacks: Python stacks of all processes.
             seconds: how long they have been silent; None for the run's own limit.
         """
-        servers = [source for source in self._state.running if source[0] in self._state.servers]
+        servers = [source for source in self._state.processes.running if source[0] in self._state.servers]
         holding_up = find_blocker(silent, self._state.stacks, servers)
-        known = self._state.why_silent(holding_up.source[0]) if holding_up.why == MUTE else None
+        known = self._state.silences.why(holding_up.source[0]) if holding_up.why == MUTE else None
         holding_up = holding_up._replace(why=f"Its agent does not answer. {known}") if known else holding_up
         error = await in_thread(
             diagnosis.stalled, holding_up, self._limits.stall if seconds is None else seconds, stacks, self._logs

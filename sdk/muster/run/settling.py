@@ -61,11 +61,11 @@ class Settling:
         """
         is_word = cause is not None and cause.kind is FailureKind.EXCEPTION and cause.bearing is Bearing.COLLECTIVE
         failed = {(failure.worker, failure.rank) for failure in self._state.failures}
-        return is_word and any(source not in failed for source in self._state.running)
+        return is_word and any(source not in failed for source in self._state.processes.running)
 
     def _will_exit(self, failure: Failure) -> bool:
         """Return whether a failure is an exception whose process has yet to exit, which its agent will report."""
-        is_running = (failure.worker, failure.rank) in self._state.running
+        is_running = (failure.worker, failure.rank) in self._state.processes.running
         return failure.kind is FailureKind.EXCEPTION and is_running and failure.worker in self._pool.connected
 
     def _is_left(self, cause: Failure) -> bool:

@@ -6,10 +6,8 @@ This module takes no decisions: :mod:`muster.run.orchestrator` reads the state a
 from __future__ import annotations
 
 import math
-import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from muster import events
@@ -21,42 +19,18 @@ from muster.pools.clocks import ClockOffset
 from muster.run.bounds import MOST_NOTES, AgentBounds, Metrics
 from muster.run.changes import Changes
 from muster.run.ends import Ends
+from muster.run.processes import RunProcesses, Source
+from muster.run.silences import Silences
 from muster.run.waits import Waits
 from muster.runtime import clock
 from muster.text.names import join_names, process_label, signal_name
 from muster.text.traceback import with_cells
 from muster.training.stages import IMPORTING
 
-Source = tuple[str, int | None]  # a process: its worker, and its rank, which is None for a process without a rank
 OF_PROCESSES = frozenset(
     (wire.Exited, wire.Suspended, wire.HungUp, wire.Progress, wire.Stage, wire.Warned, wire.Raised, wire.ProcessStacks)
 )
-NO_ANSWER = "has not answered"
-CUT = "Its connection has broken."
-SUSPENDED = "is suspended, by SIGSTOP or a debugger,"
-RANK_NAME = re.compile(r"rank-(\d{1,9})")
 UNNAMED = "an exception without a name"
-
-
-@dataclass
-class ProcessState:
-    """One process of a worker.
-
-    Attributes:
-        pid: its process id.
-        heard_at: when it last showed a sign of life, on the monotonic clock.
-        exit_status: how it ended, minus the number of a signal; None while it runs.
-        was_stopped: whether its agent ended it.
-        has_returned: whether its script has returned and it only serves other processes until it is released.
-        stage: the stage before its first step that it reported last.
-    """
-
-    pid: int
-    heard_at: float
-    exit_status: int | None = None
-    was_stopped: bool = False
-    has_returned: bool = False
-    stage: str = ""
 
 
 class RunState:
@@ -74,13 +48,11 @@ class RunState:
         members: the workers as their agents described them, by name; a worker is in it once its agent has said hello.
         agents: process ids of the agents, by name.
         preempted: names of the workers that the platform is about to take away, or has taken away.
-        processes: every process that has been started, by worker and rank.
-        expected: how many processes each worker must have started before it can be over; 1 for workers not in it.
-        ranks: the worker of each rank, as planned.
+        processes: every process that has been started, and the ranks as planned.
         listening: names of the workers whose server accepts connections.
         failures: all failures, in the order in which they became known.
         disconnected_at: when the connections of workers ended, on the monotonic clock.
-        silent_since: when the agents that do not answer were last heard, by worker, in seconds since the epoch.
+        silences: the workers that do not go on.
         stacks: answers to the last request for stacks, by process.
         usage: resource usage of each worker, as last reported by its agent.
         lost_threads: texts about the threads and forks of scripts that were ended by an exception.
@@ -110,25 +82,18 @@ class RunState:
         self.agents: dict[str, int] = {}
         self.preempted: set[str] = set()
         self._stayed: set[str] = set()  # workers that were taken over from the attempt before
-        self.processes: dict[str, dict[int | None, ProcessState]] = {name: {} for name in self.specs}
-        self.expected: Mapping[str, int] = {}
-        self.ranks: Mapping[int, str] = {}
-        self._are_ranks_ordered = False  # whether the session starts the ranks, so that each is where it was planned
-        self._rank_on: dict[int, str] = {}  # the worker of each rank that has been started
+        self.processes = RunProcesses(self.specs)
         self.listening: set[str] = set()
         self.failures: list[Failure] = []
         self._failures_of: dict[str | None, list[Failure]] = {}  # the same failures, by worker
         self.disconnected_at: dict[str, float] = {}
         self._heard_at: dict[str, float] = {}  # when workers last said something, on the monotonic clock
-        self.silent_since: dict[str, float] = {}
-        self._suspended_since: dict[str, dict[int | None, float]] = {}  # processes, by worker and rank
-        self._silences: dict[str, events.Silence] = {}  # as last told, of the workers that do not go on
         self.stacks: dict[Source, wire.ProcessStacks] = {}
         self.usage: dict[str, wire.Usage] = {}
         self._metrics = Metrics(self.specs)
         self.first_step_at: float | None = None
         self.imported_at = -math.inf
-        self._bounds = AgentBounds(lambda worker: self.expected.get(worker, 1))
+        self._bounds = AgentBounds(self.processes.expected)
         self.lost_threads: list[str] = []
         self.servers: frozenset[str] = frozenset()
         self.restarts: Callable[[Failure], bool] = lambda failure: False
@@ -136,6 +101,7 @@ class RunState:
         self.ending = False
         self.changed = Changes()
         self.waits = Waits(self.emit, self.changed.set)
+        self.silences = Silences(self.emit)
         self._handlers: dict[type, Callable[[str, Any], None]] = {
             wire.Hello: self._on_hello,
             ClockOffset: self._on_clock,
@@ -183,77 +149,9 @@ class RunState:
         """Return whether the attempt can go on without ``number`` more of its workers."""
         return len(self.left_out) + number <= self._spare
 
-    @property
-    def started(self) -> set[Source]:
-        """Processes that have been started, whether or not they still run."""
-        return {(worker, rank) for worker, processes in self.processes.items() for rank in processes}
-
-    def count_started(self) -> int:
-        """Return how many processes have been started."""
-        return sum(map(len, self.processes.values()))
-
-    @property
-    def running(self) -> dict[Source, ProcessState]:
-        """Processes that have not ended."""
-        return {
-            (worker, rank): process
-            for worker, processes in self.processes.items()
-            for rank, process in processes.items()
-            if process.exit_status is None
-        }
-
-    @property
-    def exits(self) -> dict[Source, int]:
-        """Exit status of every process that has ended; minus the number of a signal that ended it."""
-        return {
-            (worker, rank): process.exit_status
-            for worker, processes in self.processes.items()
-            for rank, process in processes.items()
-            if process.exit_status is not None
-        }
-
-    def is_over(self, worker: str) -> bool:
-        """Return whether all processes that a worker is to have were started and have ended."""
-        processes = self.processes[worker].values()
-        return len(processes) >= self.expected.get(worker, 1) and all(p.exit_status is not None for p in processes)
-
-    def has_returned(self, worker: str) -> bool:
-        """Return whether all processes of a worker have ended, or have returned and only serve other processes."""
-        processes = self.processes[worker].values()
-        return self.is_over(worker) or (bool(processes) and all(process.has_returned for process in processes))
-
-    def has_running(self, workers: Iterable[str]) -> bool:
-        """Return whether any process of these workers runs."""
-        return any(self.runs(worker) for worker in workers)
-
-    def runs(self, worker: str) -> bool:
-        """Return whether any process of a worker runs."""
-        return any(process.exit_status is None for process in self.processes[worker].values())
-
     async def wait_while(self, busy: Callable[[], bool], seconds: float) -> None:
         """Wait while ``busy`` returns true, but at most ``seconds``."""
         await self.changed.until(lambda: not busy(), clock.now() + seconds)
-
-    def place(self, ranks: Mapping[int, str], *, are_ordered: bool) -> None:
-        """Record which worker is to run which ranks.
-
-        Args:
-            ranks: the worker of each rank, as planned.
-            are_ordered: whether the session itself orders their start; a launcher may place ranks elsewhere.
-        """
-        self.ranks, self._are_ranks_ordered = ranks, are_ordered
-        self.expected = Counter(ranks.values())
-        for worker, processes in self.processes.items():
-            for rank in [rank for rank in processes if self._is_anothers(worker, rank)]:
-                del processes[rank]
-
-    def owner_of(self, name: str) -> str | None:
-        """Return the worker of this name, or the worker that runs the rank of this name (``rank-0``); None if none."""
-        rank = RANK_NAME.fullmatch(name)
-        if rank is None:
-            return name if name in self.specs else None
-        planned = self.ranks.get(int(rank[1]))
-        return planned if self._are_ranks_ordered else self._rank_on.get(int(rank[1]), planned)
 
     # -- from the platform --------------------------------------------------------------------------------------------
 
@@ -315,9 +213,8 @@ class RunState:
             self.move(worker.name, worker.status)
         statuses = {worker.name: self.workers[worker.name].status for worker in coming}
         self.waits.tell({worker.name: worker.reason or "" for worker in coming}, statuses)
-        for worker in workers if self.silent_since else ():
-            if worker.name in self.silent_since:
-                self._tell_silence(worker.name, worker.reason)
+        for worker in workers if self.silences.are_any_silent else ():
+            self.silences.explain(worker.name, worker.reason)
         known = self.ends_known() | set(connected) if ended else set()
         for worker in ended:
             self.move(worker.name, worker.status, reason=worker.reason, finished_at=worker.finished_at)
@@ -334,7 +231,7 @@ class RunState:
         unexplained = {failure.worker for failure in self.failures if failure.is_echo}
         if self.failures and not explained:
             unexplained |= self.preempted
-        return explained | ({worker for worker in self.specs if self.is_over(worker)} - unexplained)
+        return explained | ({worker for worker in self.specs if self.processes.is_over(worker)} - unexplained)
 
     def lost(self, worker: str, reason: str, known: Worker | None = None) -> None:
         """Count a worker as lost for this reason; the loss is dated to the end of its connection, if it had one.
@@ -379,38 +276,6 @@ class RunState:
         """Return when any worker last sent a message, on the monotonic clock; minus infinity if none has."""
         return max(self._heard_at.values(), default=-math.inf)
 
-    def silent(self, worker: str, seconds: float) -> None:
-        """Record that a worker's agent has not answered for so long. That is told, and ends nothing by itself."""
-        self.silent_since[worker] = clock.wall_time() - seconds
-        self._tell_silence(worker, CUT if worker in self.disconnected_at else None)
-
-    def answers(self, worker: str) -> None:
-        """Record that the agent of such a worker answers again, or need not answer any more."""
-        if self.silent_since.pop(worker, None) is not None:
-            self._tell_silence(worker)
-
-    def why_silent(self, worker: str) -> str | None:
-        """Return why a worker's agent does not answer; None if that is not known, or it answers."""
-        return self._silences[worker].why if worker in self._silences else None
-
-    def _tell_silence(self, worker: str, why: str | None = None) -> None:
-        """Tell that a worker is silent, and why, or that it goes on, where that is new."""
-        before = self._silences.get(worker, events.Silence())
-        suspended = self._suspended_since.get(worker, {})
-        if worker in self.silent_since:
-            found = events.Silence(self.silent_since[worker], NO_ANSWER, why or before.why)
-        elif suspended:
-            rank, since = next(iter(suspended.items()))
-            found = events.Silence(since, SUSPENDED if rank is None else f"(rank {rank}) {SUSPENDED}")
-        else:
-            found = events.Silence()
-        if found == before:
-            return
-        self._silences[worker] = found
-        if not found:
-            del self._silences[worker]
-        self.emit(found, worker)
-
     # -- from agents --------------------------------------------------------------------------------------------------
 
     def on_message(self, worker: str, message: Any) -> None:
@@ -420,7 +285,7 @@ class RunState:
         handler = self._handlers.get(kind)
         if handler is None:
             self._bounds.doubt(worker, f"sent a {kind.__name__}, which no run expects")
-        elif kind in OF_PROCESSES and not self._has(worker, message.rank):
+        elif kind in OF_PROCESSES and not self.processes.has(worker, message.rank):
             self._bounds.doubt(worker, "tells of a rank that it has not started")
         else:
             handler(worker, message)
@@ -457,18 +322,12 @@ class RunState:
         self.members[worker] = replace(member, clock_offset=measured.offset, clock_error=measured.error)
 
     def _on_started(self, worker: str, started: wire.Started) -> None:
-        processes = self.processes[worker]
-        if not self._bounds.allow_process(worker, started.rank, processes):
+        if not self._bounds.allow_process(worker, started.rank, self.processes.of(worker)):
             return
-        if self._is_anothers(worker, started.rank):
+        if self.processes.is_anothers(worker, started.rank):
             self._bounds.doubt(worker, "tells of a rank that is another worker's")
             return
-        if started.rank is not None:
-            before = self._rank_on.get(started.rank, worker)
-            if before != worker:  # another worker has claimed the rank although it is not planned there
-                self.processes[before].pop(started.rank, None)
-            self._rank_on[started.rank] = worker
-        processes[started.rank] = ProcessState(started.pid, clock.now())
+        self.processes.add(worker, started.rank, started.pid)
         if self.ends:
             self.ends.watch(started.pid)
         self.emit(events.ProcessStarted(started.pid, started.rank), worker)
@@ -476,12 +335,11 @@ class RunState:
 
     def _on_exited(self, worker: str, exited: wire.Exited) -> None:
         rank, code, signal, reason = exited.rank, exited.exit_code, exited.signal, exited.reason
-        process = self.processes[worker].get(rank)
+        process = self.processes.of(worker).get(rank)
         if process is None or process.exit_status is not None:
             self._bounds.doubt(worker, "says that a process has ended which does not run")
             return
-        if self._suspended_since.get(worker, {}).pop(rank, None) is not None:
-            self._tell_silence(worker)
+        self.silences.resumed(worker, rank)
         process.exit_status = -signal if signal else code or 0  # the message has either a signal or an exit code
         process.was_stopped = reason == "stopped"
         self.emit(events.ProcessExited(process.pid, rank, code, signal, reason), worker)
@@ -496,14 +354,14 @@ class RunState:
                 self._begin_again(failure)
                 return
             self.fail(failure)
-        if self.is_over(worker):
+        if self.processes.is_over(worker):
             self.move(worker, self._outcome(worker), exit_code=code, signal=signal, finished_at=clock.wall_time())
         self.changed.set()
 
     def _begin_again(self, failure: Failure) -> None:
         """Forget a process that is started again while the others go on, and keep its failure."""
         worker = failure.worker or ""
-        del self.processes[worker][failure.rank]
+        del self.processes.of(worker)[failure.rank]
         self.listening.discard(worker)
         self._restarted[worker] = failure
         told = f"{worker} was ended by {signal_name(failure.signal)}, and is started again; the others go on."
@@ -511,13 +369,11 @@ class RunState:
         self.changed.set()
 
     def _on_suspended(self, worker: str, suspended: wire.Suspended) -> None:
-        process = self.processes[worker].get(suspended.rank)
-        since = self._suspended_since.setdefault(worker, {})
+        process = self.processes.of(worker).get(suspended.rank)
         if not suspended.is_suspended:
-            since.pop(suspended.rank, None)
+            self.silences.resumed(worker, suspended.rank)
         elif process is not None and process.exit_status is None and self._bounds.allow_suspension(worker):
-            since.setdefault(suspended.rank, clock.wall_time())
-        self._tell_silence(worker)
+            self.silences.suspended(worker, suspended.rank)
 
     def _on_preempted(self, worker: str, preempted: wire.Preempted) -> None:
         self.preempted.add(worker)
@@ -541,7 +397,7 @@ class RunState:
 
         A process whose script raised an exception may have been stopped after that: its worker has failed all the same.
         """
-        processes = self.processes[worker].values()
+        processes = self.processes.of(worker).values()
         has_raised = any(failure.kind is FailureKind.EXCEPTION for failure in self._failures_of.get(worker, ()))
         if has_raised or any(process.exit_status and not process.was_stopped for process in processes):
             return Status.FAILED
@@ -557,8 +413,9 @@ class RunState:
         if monotonic is None or member.clock_offset is None or member.clock_error is None:
             return clock.now(), 0.0
         if abs(member.clock_offset) <= member.clock_error:
-            return monotonic, 0.0  # monotonic clocks count from the machine's start: this is the same machine
-        return monotonic - member.clock_offset, member.clock_error
+            return min(monotonic, clock.now()), 0.0  # such clocks count from the machine's start: it is the same one
+        # A machine that was paused after its clock was measured is off by that, and an agent may tell anything.
+        return min(monotonic - member.clock_offset, clock.now()), member.clock_error
 
     def _kind_of_failure(self, worker: str, exited: wire.Exited) -> FailureKind | None:
         """Return the kind of failure that the end of a process means; None for a success."""
@@ -581,7 +438,7 @@ class RunState:
         self.changed.set()
 
     def _on_output(self, worker: str, output: wire.Output) -> None:
-        self._touch(worker)
+        self.processes.touch(worker)
         self.emit(events.Output(output.text), worker)
 
     def _on_usage(self, worker: str, usage: wire.Usage) -> None:
@@ -591,7 +448,7 @@ class RunState:
     def _on_progress(self, worker: str, progress: wire.Progress) -> None:
         metrics = progress.metrics or {}
         self._metrics.take(worker, progress.rank or 0, metrics)
-        self._touch(worker, progress.rank)
+        self.processes.touch(worker, progress.rank)
         told = events.Progress(
             progress.rank,
             progress.step,
@@ -615,10 +472,10 @@ class RunState:
                 )
 
     def _on_stage(self, worker: str, stage: wire.Stage) -> None:
-        self._touch(worker, stage.rank)
+        self.processes.touch(worker, stage.rank)
         if stage.stage.startswith(IMPORTING):
             self.imported_at = clock.now()
-        process = self.processes[worker].get(stage.rank)
+        process = self.processes.of(worker).get(stage.rank)
         if process is not None and process.stage == stage.stage:  # a repetition is only a sign of life
             return
         if not self._bounds.allow_stage(worker):
@@ -633,7 +490,7 @@ class RunState:
         self._note(worker, f"{process_label(worker, warned.rank)} {warned.text}.", warned.text)
 
     def _on_returned(self, worker: str, returned: wire.Returned) -> None:
-        for process in self.processes[worker].values():
+        for process in self.processes.of(worker).values():
             process.has_returned = True
         self.changed.set()
 
@@ -671,16 +528,6 @@ class RunState:
         if self._bounds.allow_failure(worker):
             self.lost(worker, error.text.strip() or "its agent could not go on, and did not say why")
 
-    def _has(self, worker: str, rank: int | None) -> bool:
-        """Return whether a worker has started a rank, as its agent must have before it reports of it."""
-        return rank is None or rank in self.processes[worker]
-
-    def _is_anothers(self, worker: str, rank: int | None) -> bool:
-        """Return whether a rank belongs to another worker, as far as is known: an agent must not report for it."""
-        if rank is None or self.ranks.get(rank, worker) == worker:
-            return False
-        return self._are_ranks_ordered or self._rank_on.get(rank, worker) != worker
-
     # -- changes ------------------------------------------------------------------------------------------------------
 
     def fail(self, failure: Failure) -> None:
@@ -710,13 +557,6 @@ class RunState:
     def emit(self, data: EventData, worker: str | None = None) -> None:
         """Emit an event with this data, about a worker or about the whole run."""
         self._emit(Event.of(data, worker, clock.wall_time()))
-
-    def _touch(self, worker: str, rank: int | None = None) -> None:
-        """Record a sign of life of one rank, or of all processes of a worker where the rank is not known."""
-        now = clock.now()
-        for its_rank, process in self.processes[worker].items():
-            if rank is None or rank == its_rank:
-                process.heard_at = now
 
 
 def _ended_unasked(failures: Iterable[Failure]) -> list[Failure]:

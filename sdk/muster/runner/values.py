@@ -47,23 +47,38 @@ def save(value, path):
     if path is None or os.getpid() != OWN:
         return
     arrays = []  # type: list[Any]
+    described = None
     try:
         described = json.dumps(_plain(value, arrays))
     except (TypeError, ValueError, RecursionError):
         path += ".pkl"
-        _pickle(value, path + ".part")
     else:
         path += ".npz" if arrays else ".json"
-        with _opened(path + ".part") as file:
-            if arrays:
-                numpy = sys.modules["numpy"]
-                numpy.savez(file, *arrays, value=numpy.array(described))
-            else:
-                file.write(described.encode("ascii"))
-    if value is not None:
-        with open(path + ".part", "rb") as file:
-            os.fsync(file.fileno())
-    os.replace(path + ".part", path)
+    try:
+        if described is None:
+            _pickle(value, path + ".part")
+        else:
+            _write(described, arrays, path + ".part")
+        if value is not None:
+            with open(path + ".part", "rb") as file:
+                os.fsync(file.fileno())
+        os.replace(path + ".part", path)
+    except OSError as error:
+        words = "what the function returned cannot be written: {}".format(error.strerror or error)
+        raise OSError(error.errno, words, path) from None  # its frames are not the user's
+    finally:
+        with contextlib.suppress(OSError):  # it has its name, or was never made
+            os.unlink(path + ".part")
+
+
+def _write(described, arrays, path):
+    # type: (str, list[Any], str) -> None
+    with _opened(path) as file:
+        if arrays:
+            numpy = sys.modules["numpy"]
+            numpy.savez(file, *arrays, value=numpy.array(described))
+        else:
+            file.write(described.encode("ascii"))
 
 
 def _opened(path):
@@ -81,6 +96,8 @@ def _pickle(value, path):
     try:
         with _opened(path) as file:
             cloudpickle.dump(value, file)
+    except OSError:  # of the disk
+        raise
     except Exception as error:  # whatever its parts raise when they are pickled
         what = "what the function returned, of type {}, cannot be sent back".format(type(value).__name__)
         raise TypeError("{}: {}".format(what, error)) from None  # its frames are not the user's

@@ -23,3 +23,11 @@ def wall_time() -> float:
 def deadline_in(seconds: float | None) -> float | None:
     """Return the time on the loop's monotonic clock in ``seconds``; None where there is no limit (None or 0)."""
     return now() + seconds if seconds else None
+
+
+def has_passed(seconds: float, since: float, now: float) -> bool:
+    """Return whether so many seconds have passed since a time of the wall clock, or that clock has been set back.
+
+    Whoever waits for a time of that clock would wait for hours where it is set back by hours.
+    """
+    return not 0 <= now - since < seconds

@@ -182,7 +182,7 @@ def describe(worker: Worker) -> dict[str, Any]:
         "created_at": _iso(worker.created_at),
         "running_at": _iso(worker.running_at),
         "finished_at": _iso(worker.finished_at),
-        "duration": round(ended - worker.running_at, 3) if worker.running_at else 0,
+        "duration": round(max(0.0, ended - worker.running_at), 3) if worker.running_at else 0,
         "ip_address": worker.address or "unknown",
         "app_url": worker.app_url,
     }

@@ -37,6 +37,11 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
         yield fake
 
 
+def deleted(fake: Fake) -> list[str]:
+    """Return what the server was asked to delete in the namespace, sorted."""
+    return sorted(path.removeprefix("/api/v1/namespaces/ml/") for method, path, _ in fake.asked if method == "DELETE")
+
+
 def test_a_list_that_is_older_than_a_pod_is_no_proof_that_it_is_gone(fake: Fake) -> None:
     def answer(method: str, path: str) -> Answer:  # what one of several servers remembers is older
         return Answer(200, {"items": [] if "resourceVersion" in path else [POD]})
@@ -168,12 +173,11 @@ def test_a_sweep_removes_what_is_muster_s_alone_and_holds_up_nothing(fake: Fake)
     both = Answer(200, {"items": [pod, alive]})  # whoever may make pods can give one the label of another session
     fake.otherwise = lambda method, path: both if method == "GET" else Answer(200)
     platform._sweep(platform._client(), "ml")
-    assert not [path for method, path, _ in fake.asked if method == "DELETE" and path.endswith("/q")]
+    assert deleted(fake) == ["pods/p", "pods/p"], "refused, and then alone: the Secrets may be the living session's"
     fake.otherwise = lambda method, path: listed if method == "GET" else Answer(200)
     fake.asked.clear()
     platform._sweep(platform._client(), "ml")
-    deleted = [path.removeprefix("/api/v1/namespaces/ml/") for method, path, _ in fake.asked if method == "DELETE"]
-    assert sorted(deleted) == ["pods/p", "secrets/muster-a-1", "secrets/muster-a-1-0"]
+    assert deleted(fake) == ["pods/p", "secrets/muster-a-1", "secrets/muster-a-1-0"]
 
 
 def test_secrets_go_once_the_pods_that_read_them_have_ended(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,11 +306,15 @@ def test_a_sweep_removes_secrets_without_pods_by_the_note_of_who_made_them(fake:
         path = notes.folder() / f"{label}.json"
         assert path.stat().st_mode & 0o77 == 0
         path.write_text(json.dumps({**json.loads(path.read_text()), "process": gone, **changes}))
-    fake.otherwise = lambda method, path: Answer(200, {"items": []})
+    made_by = {"ours": gone, "a-stranger-s": "", "of-the-living": owner()}  # all have the label, by whoever made them
+    pods = [
+        {**POD, "metadata": {**META, "name": name, "annotations": {"muster/session": by}}}
+        for name, by in made_by.items()
+    ]
+    fake.otherwise = lambda method, path: Answer(200, {"items": pods if "%3Dx" in path else []})
     platform = KubernetesPlatform()
     platform._sweep(platform._client(), "ml")
-    deleted = [path.removeprefix("/api/v1/namespaces/ml/") for method, path, _ in fake.asked if method == "DELETE"]
-    assert sorted(deleted) == ["secrets/muster-x-1", "secrets/muster-x-1-0"]
+    assert deleted(fake) == ["pods/ours", "secrets/muster-x-1", "secrets/muster-x-1-0"]
     assert sorted(path.stem for path in notes.folder().iterdir()) == ["alive", "other"]
 
 

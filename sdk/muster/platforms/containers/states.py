@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
 from muster.job import Status, Worker
@@ -16,6 +15,7 @@ from muster.platforms.agents import outcome_of, told_to_end_at
 from muster.platforms.containers import worker as containers
 from muster.platforms.containers.engine import Engine
 from muster.platforms.containers.refusals import asking
+from muster.platforms.timestamps import timestamp
 
 LARGEST_LINE = 16 << 10  # bytes that are read of a container's last line
 WORDS_SECONDS = 5.0  # longest time that an engine may take to store the last output of a container that has ended
@@ -38,9 +38,9 @@ def running(engine: Engine, worker: Worker) -> Worker:
     return worker.moved(
         Status.RUNNING,
         address=address,
-        created_at=worker.created_at or _seconds(described.get("Created")),
-        placed_at=worker.placed_at or _seconds(described.get("Created")),
-        running_at=max(_seconds(described["State"].get("StartedAt")) or 0.0, worker.created_at or 0.0),
+        created_at=worker.created_at or timestamp(described.get("Created")),
+        placed_at=worker.placed_at or timestamp(described.get("Created")),
+        running_at=max(timestamp(described["State"].get("StartedAt")) or 0.0, worker.created_at or 0.0),
     )
 
 
@@ -60,7 +60,7 @@ def ended(engine: Engine, worker: Worker, image: str | None, was_stopped: bool) 
     if described is None:
         return worker
     state = described["State"]
-    finished = _seconds(state.get("FinishedAt")) or time.time()
+    finished = timestamp(state.get("FinishedAt")) or time.time()
     news = containers.news(engine, worker.id)
     said = outcome_of(news)
     if not said:
@@ -95,7 +95,7 @@ def _unsaid(
 def _took_too_long(engine: Engine, state: Mapping[str, Any], told_at: float) -> str:
     """Return the reason of a container that was killed some time after it had been told to end."""
     clock = time.strftime("%H:%M:%S", time.localtime(told_at))
-    seconds = max(0.0, (_seconds(state.get("FinishedAt")) or time.time()) - told_at)
+    seconds = max(0.0, (timestamp(state.get("FinishedAt")) or time.time()) - told_at)
     return (
         f"Its container was told to stop by somebody ({engine.product.lower()} stop, at {clock}), "
         f"and was killed {seconds:.0f} s later, as it had not ended by then."
@@ -150,15 +150,3 @@ def _last_line(engine: Engine, name: str) -> str:
                 break
     lines = said[:LARGEST_LINE].decode("utf-8", "replace").strip().splitlines()
     return lines[-1] if lines else ""
-
-
-def _seconds(text: str | None) -> float | None:
-    """Return a time as engines write it in seconds since the epoch; None for no time (the year 1)."""
-    head, _, tail = str(text).partition(".")
-    zone = tail.lstrip("0123456789") if tail else ""
-    try:
-        at = datetime.fromisoformat((head + zone).replace("Z", "+00:00")).timestamp()
-    except (ValueError, OverflowError):
-        return None
-    fraction = tail[: len(tail) - len(zone)]
-    return at + float(f"0.{fraction}") if at > 0 and fraction else (at if at > 0 else None)

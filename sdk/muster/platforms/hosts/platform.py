@@ -18,7 +18,7 @@ from muster.agent.fields import whole
 from muster.agent.host_guard import LOG_PIECE
 from muster.agent.project import CACHE_BYTES
 from muster.errors import HostUnreachable, JobError, LaunchRefused, MusterError, PlatformError, ResourceError
-from muster.job import Resources, Status, Worker, WorkerSpec
+from muster.job import Resources, Status, Worker, WorkerSpec, at_most
 from muster.options.fields import option
 from muster.platforms.agents import agent_config, default_log_cap
 from muster.platforms.base import (
@@ -419,9 +419,13 @@ def _shortages_on(login: Login, wanted: Sequence[Resources], claimed: int = 0) -
     host, facts = login.host, login.facts
     cores, memory, gpus = facts["cores"], facts["memory"], len(facts["gpus"])
     for resources in dict.fromkeys(wanted):
-        for asked, there, unit in ((resources.cpu, cores, "cores"), (resources.memory, memory / 1e9, "GB of memory")):
+        for name, asked, there, unit in (
+            ("cpu", resources.cpu, cores, "cores"),
+            ("memory", resources.memory, memory / 1e9, "GB of memory"),
+        ):
             if asked > there:
-                raise ResourceError(f"Each worker is to have {asked:g} {unit}; {host} has {there:.4g}.")
+                said = f"Each worker is to have {asked:g} {unit}; {host} has {there:.4g}."
+                raise ResourceError(said, advice=at_most(name, asked, there))
     asked_gpus = sum(resources.gpu for resources in wanted)
     if asked_gpus > gpus:
         ask = f"1 worker on {host} asks" if len(wanted) == 1 else f"{len(wanted)} workers on {host} ask"

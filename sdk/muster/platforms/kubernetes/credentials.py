@@ -9,12 +9,12 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from muster.errors import PlatformUnsupported
 from muster.platforms.kubernetes.kubeconfig import Access, content_of
+from muster.platforms.timestamps import timestamp
 
 TOKEN_FILE_SECONDS = 60.0  # after which a token file is read again, as other programs renew it
 PROGRAM_SECONDS = 60.0  # time that a program may take to print its credential
@@ -97,7 +97,7 @@ class Credentials:
         said = run_program(described, self._access)
         header = f"Bearer {said['token']}" if said.get("token") else ""
         credential = Credential(header, said.get("clientCertificateData") or "", said.get("clientKeyData") or "")
-        until = _seconds(said.get("expirationTimestamp"))
+        until = timestamp(said.get("expirationTimestamp"))
         return credential, until - EARLY_SECONDS if until else float("inf")
 
 
@@ -174,11 +174,3 @@ def _told_of(access: Access) -> dict[str, Any]:
         "config": access.program_config,
     }
     return {name: value for name, value in told.items() if value}
-
-
-def _seconds(text: object) -> float | None:
-    """Return a time as Kubernetes writes it in seconds since the epoch; None for any other text."""
-    try:
-        return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
-    except ValueError:
-        return None

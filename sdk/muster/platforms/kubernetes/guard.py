@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from muster.platforms.kubernetes import causes, notes
@@ -49,7 +49,12 @@ class PodGuard(SessionGuard):
 
 
 def remove_everything(
-    client: ApiClient, namespace: str, owner: str, secrets: Iterable[str], seconds: float = ENDS_SECONDS
+    client: ApiClient,
+    namespace: str,
+    owner: str,
+    secrets: Iterable[str],
+    seconds: float = ENDS_SECONDS,
+    is_own: Callable[[Mapping[str, Any]], bool] = lambda pod: True,
 ) -> None:
     """Delete the pods with an owner's label, and then these Secrets.
 
@@ -61,6 +66,7 @@ def remove_everything(
         owner: their label's value.
         secrets: names of the Secrets.
         seconds: time that the pods may take to end, once all are deleted, before their Secrets go.
+        is_own: returns whether a pod with that label is to be deleted.
 
     Raises:
         PlatformError: the cluster fails to.
@@ -69,7 +75,7 @@ def remove_everything(
 
     def listed() -> list[Any]:
         found: list[Any] = client.get(f"{path}/pods", labelSelector=f"{OWNER}={owner}")["items"]
-        return found
+        return list(filter(is_own, found))
 
     found = listed()
     for pod in found:

@@ -291,10 +291,9 @@ class KubernetesPlatform(Platform):
         try:
             agent = pods.agent_secret(setting)
             agent = self._make_secret(pods.owned_by(agent, defaults.owner) if defaults.owner else agent)
-            owned = [pods.owned_by(each, {**agent, "apiVersion": "v1", "kind": "Secret"}) for each in made]
-            _for_each(self._make_secret, owned)
-            named = zip(specs, pods.pods(specs, setting), strict=True)
             anchor = {**agent, "apiVersion": "v1", "kind": "Secret"}
+            _for_each(self._make_secret, [pods.owned_by(each, anchor) for each in made])
+            named = zip(specs, pods.pods(specs, setting), strict=True)
             _for_each(lambda pair: self._make_pod(pair[0], pods.owned_by(pair[1], anchor)), list(named))
         except BaseException:
             with contextlib.suppress(PlatformError):
@@ -532,28 +531,40 @@ class KubernetesPlatform(Platform):
     @staticmethod
     def _sweep(client: ApiClient, namespace: str) -> None:
         """Delete the pods and Secrets of sessions that were killed together with their guards."""
+        left: dict[str, set[str]] = {}
         with asking("The pods could not be listed"):
-            listed = client.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=pods.OWNER)["items"]
             owned: dict[str, list[Any]] = {}
-            for pod in listed:
+            for pod in client.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=pods.OWNER)["items"]:
                 owned.setdefault(pod["metadata"]["labels"][pods.OWNER], []).append(pod)
-            # Whoever may make pods can give one the label of another session: all have to be of one that is gone.
-            left = {
-                label: set().union(*map(secrets_of, all_)) for label, all_ in owned.items() if all(map(_is_left, all_))
-            }
+            for label, all_ in owned.items():
+                if any(map(_is_left, all_)):
+                    # Whoever may make pods can give one the label of another session, which may need the Secrets.
+                    left[label] = set().union(*map(secrets_of, all_)) if all(map(_is_left, all_)) else set()
+        sessions: dict[str, str] = {}
         for facts in notes.left():
             if (facts.get("server"), facts.get("namespace")) == (client.access.server, namespace):
                 left.setdefault(facts["owner"], set()).update(facts["secrets"])
+                sessions[facts["owner"]] = str(facts["process"])
+
+        def is_own(pod: Mapping[str, Any]) -> bool:
+            return _is_left(pod) or _session_of(pod) == sessions.get(pod["metadata"]["labels"][pods.OWNER])
+
         for label, names in left.items():
             with contextlib.suppress(PlatformError):  # the next session tries again
                 # Nobody waits for the pods' ends, as a run waits for this.
-                remove_everything(client, namespace, label, names, seconds=0.0)
-                notes.remove(label)
+                remove_everything(client, namespace, label, names, seconds=0.0, is_own=is_own)
+                if label in sessions:
+                    notes.remove(label)
+
+
+def _session_of(pod: Mapping[str, Any]) -> str:
+    """Return the label of the process that has made a pod; empty if it does not say."""
+    return str((pod["metadata"].get("annotations") or {}).get(pods.SESSION, ""))
 
 
 def _is_left(pod: Mapping[str, Any]) -> bool:
     """Return whether the session that has made a pod has ended for certain."""
-    return is_orphaned((pod["metadata"].get("annotations") or {}).get(pods.SESSION, ""))
+    return is_orphaned(_session_of(pod))
 
 
 def _no_way(refusal: ApiRefused) -> dict[str, str]:

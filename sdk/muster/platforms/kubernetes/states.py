@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 from muster.job import EndCause, Status, Worker
 from muster.platforms.agents import outcome_of
 from muster.platforms.kubernetes import causes
 from muster.platforms.kubernetes.pods import WORKER
+from muster.platforms.timestamps import timestamp
 
 GONE = "Its pod is gone: somebody has deleted it, or the cluster has with its node."
 AGAIN = "run again; kubectl get events says who else acts on pods there"
@@ -55,17 +55,17 @@ def seen(worker: Worker, pod: Mapping[str, Any] | None, was_stopped: bool, said:
         return worker.moved(status, reason=why, cause=EndCause.CANCELLED, advice=AGAIN, finished_at=time.time())
     metadata, status = pod["metadata"], pod.get("status", {})
     name = (metadata.get("annotations") or {}).get(WORKER) or worker.name
-    worker = replace(worker, name=name, created_at=worker.created_at or seconds(metadata.get("creationTimestamp")))
+    worker = replace(worker, name=name, created_at=worker.created_at or timestamp(metadata.get("creationTimestamp")))
     worker = replace(worker, address=status.get("podIP") or worker.address)
     if status.get("phase") in ("Succeeded", "Failed") or causes.terminated(pod):
         return _ended(worker, pod, was_stopped)
     if causes.condition(pod, "PodScheduled").get("status") == "True":
-        at = seconds(causes.condition(pod, "PodScheduled").get("lastTransitionTime")) or time.time()
+        at = timestamp(causes.condition(pod, "PodScheduled").get("lastTransitionTime")) or time.time()
         worker = worker.moved(Status.STARTING, placed_at=worker.placed_at or max(at, worker.created_at or 0.0))
     started = causes.running_since(pod)
     is_running = started is not None
     if is_running:
-        since = max(seconds(started) or 0.0, worker.placed_at or 0.0, worker.created_at or 0.0)
+        since = max(timestamp(started) or 0.0, worker.placed_at or 0.0, worker.created_at or 0.0)
         worker = worker.moved(Status.RUNNING, running_at=worker.running_at or since)
     if metadata.get("deletionTimestamp"):
         if was_stopped and not is_running:  # it has never run
@@ -82,7 +82,7 @@ def seen(worker: Worker, pod: Mapping[str, Any] | None, was_stopped: bool, said:
 def _ended(worker: Worker, pod: Mapping[str, Any], was_stopped: bool) -> Worker:
     """Return the end of a worker whose container has ended, or whose pod has failed."""
     ended = causes.terminated(pod)
-    finished = max(seconds(ended.get("finishedAt")) or time.time(), worker.running_at or 0.0)
+    finished = max(timestamp(ended.get("finishedAt")) or time.time(), worker.running_at or 0.0)
     if was_stopped:
         return worker.moved(Status.STOPPED, reason=None, finished_at=finished)
     told = outcome_of(str(ended.get("message") or "").encode())
@@ -118,11 +118,3 @@ def explained(worker: Worker, cause: causes.Cause) -> Worker:
     """Return a worker for which ``is_unexplained`` is true, with the cause that events tell."""
     worker = replace(worker, reason=cause.text, cause=CAUSES.get(cause.kind), advice=cause.advice or None)
     return replace(worker, status=Status.FAILED) if worker.status.is_final else worker
-
-
-def seconds(text: object) -> float | None:
-    """Return a time as Kubernetes writes it in seconds since the epoch; None for any other text."""
-    try:
-        return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
-    except ValueError:
-        return None

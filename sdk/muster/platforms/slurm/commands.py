@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 
 from muster.agent.slurm_site import SECONDS, has_ended
-from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported
+from muster.errors import PlatformError, PlatformUnsupported
 from muster.platforms.refusals import Refusal, find_refusal, in_words
 from muster.text.arguments import Argument, ArgumentText
 
@@ -142,6 +142,7 @@ class Commands(ABC):
         self,
         *argv: str,
         what: str,
+        error: type[PlatformError] = PlatformError,
         worker: str | None = None,
         given: str | None = None,
         without: Collection[str] = (),
@@ -151,16 +152,17 @@ class Commands(ABC):
         Args:
             argv: the command.
             what: what could not be done if it fails, such as ``The job could not be submitted``.
-            worker: the worker that is being launched; a failure is then raised as LaunchRefused.
+            error: what is raised if it fails.
+            worker: the worker that is being launched.
             given, without: as ``run`` takes them.
 
         Raises:
             SlurmGone: the command cannot be run, or Slurm does not answer in time.
-            LaunchRefused, PlatformError: the command fails.
+            PlatformError, or what ``error`` says: the command fails.
         """
         code, out, said = self.run(*argv, given=given, without=without)
         if code:
-            raise _refused(f"{argv[0]} ended with status {code}", said, what, worker)
+            raise _refused(f"{argv[0]} ended with status {code}", said, what, error, worker)
         return out
 
     def cancel(self, *which: str) -> None:
@@ -174,7 +176,7 @@ class Commands(ABC):
         """
         code, out, said = self.run("scancel", "--quiet", *which)
         if not has_ended({"status": code, "out": out, "said": said}):
-            raise _refused("scancel failed", said, "The job could not be cancelled", None)
+            raise _refused("scancel failed", said, "The job could not be cancelled")
 
 
 def job_of(out: str) -> str:
@@ -189,10 +191,12 @@ def job_of(out: str) -> str:
     return str(found[-1])
 
 
-def _refused(otherwise: str, said: str, what: str, worker: str | None) -> PlatformError:
+def _refused(
+    otherwise: str, said: str, what: str, kind: type[PlatformError] = PlatformError, worker: str | None = None
+) -> PlatformError:
     text = " ".join(TOLD.sub("", said).split()) or otherwise
     refusal = find_refusal(REFUSALS, text)
     message, advice = in_words(what, text, refusal, "Slurm"), refusal.advice if refusal else None
     if refusal is SILENT:
-        return SlurmGone(message, worker=worker, advice=advice)
-    return (LaunchRefused if worker else PlatformError)(message, worker=worker, advice=advice)
+        kind = SlurmGone
+    return kind(message, worker=worker, advice=advice)

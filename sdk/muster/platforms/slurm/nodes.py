@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from muster.errors import JobError, ResourceError
 from muster.job import Resources
 from muster.platforms.slurm.commands import Commands
-from muster.platforms.slurm.script import cores_of, memory_per_core, parts_of
+from muster.platforms.slurm.script import MEBIBYTE, cores_of, memory_per_core, parts_of
 from muster.platforms.slurm.words import minutes_of
 from muster.text.arguments import Argument, ArgumentText
 
-MEMORY = "MiB of memory"
+MEMORY = "GB of memory"
 LIMITS = ("State", "MaxNodes", "MaxMemPerNode", "MaxMemPerCPU", "MaxCPUsPerNode", "AllowAccounts", "AllowQos", "QoS")
 NO_LIMIT = ("UNLIMITED", "ALL", "N/A", "UP")  # in these fields
 MOST_OUT = 5  # nodes that are out of service which are named
@@ -155,12 +155,15 @@ def limits_in_words(partition: Partition) -> str:
     """Return, in words, what a partition has and what it allows.
 
     >>> limits_in_words(Partition("gpu", False, 240.0, (Node("n1", "", 64, 256000, 4, "drained"),)))
-    'partition gpu: 1 node, the largest with 64 cores, 256000 MiB and 4 GPUs; a job may take 240 minutes; n1 is drained'
+    'partition gpu: 1 node, the largest with 64 cores, 268.43 GB and 4 GPUs; a job may take 240 minutes; n1 is drained'
     """
     nodes, said = partition.nodes, partition.said
-    memory = [node.memory for node in nodes if node.memory > 1]
+    memory = max((node.memory for node in nodes), default=0)
     gpus = max((node.gpus for node in nodes), default=0)
-    largest = [f"{max((node.cpus for node in nodes), default=0)} cores", *([f"{max(memory)} MiB"] if memory else [])]
+    largest = [
+        f"{max((node.cpus for node in nodes), default=0)} cores",
+        *([f"{_shown(MEMORY, memory, math.floor)} GB"] if memory > 1 else []),
+    ]
     largest += [f"{gpus} GPU{'s' if gpus > 1 else ''}"] if gpus else []
     many = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}, the largest with "
     parts = [f"{many}{' and '.join([', '.join(largest[:-1]), largest[-1]]) if largest[1:] else largest[0]}"]
@@ -241,8 +244,8 @@ def check_fits(
         for what, amounts in there.items():
             if asked[what] > max(amounts, default=0):
                 raise ResourceError(
-                    f"{name} asks for {asked[what]} {what}; the largest node that this platform has ({names}) has "
-                    f"{max(amounts, default=0)}.",
+                    f"{name} asks for {_shown(what, asked[what], math.ceil)} {what}; the largest node that this "
+                    f"platform has ({names}) has {_shown(what, max(amounts, default=0), math.floor)}.",
                     worker=name if name.rpartition("-")[2].isdecimal() else None,
                     advice=ArgumentText("smaller workers, or another ", Argument("partition", "")),
                 )
@@ -287,8 +290,17 @@ def partition_for(
 
 
 def _asked(each: Resources) -> dict[str, int]:
-    """Return what Slurm counts for a worker, by kind."""
+    """Return what Slurm counts for a worker, by kind; of memory the MiB, its agent's among them."""
     return {"cores": cores_of(each), "GPUs": each.gpu, MEMORY: cores_of(each) * memory_per_core(each)}
+
+
+def _shown(what: str, amount: int, rounded: Callable[[float], int]) -> str:
+    """Return an amount as users give it: memory, of which Slurm counts the MiB, in GB.
+
+    >>> _shown(MEMORY, 8648, math.ceil), _shown("cores", 4, math.ceil)
+    ('9.07', '4')
+    """
+    return f"{rounded(amount * MEBIBYTE / 1e7) / 100:.10g}" if what == MEMORY else str(amount)
 
 
 def _amounts(nodes: Sequence[Node]) -> dict[str, list[int]]:
@@ -304,8 +316,8 @@ def _check_sums(wanted: Sequence[Resources], there: Mapping[str, Sequence[int]],
         together = sum(_asked(resources)[what] for resources in wanted)
         if together > sum(amounts):
             raise ResourceError(
-                f"{len(wanted)} workers ask for {together} {what} together; all nodes that this platform has ({names}) "
-                f"have {sum(amounts)}.",
+                f"{len(wanted)} workers ask for {_shown(what, together, math.ceil)} {what} together; all nodes that "
+                f"this platform has ({names}) have {_shown(what, sum(amounts), math.floor)}.",
                 advice=ArgumentText("fewer or smaller workers, or another ", Argument("partition", "")),
             )
 

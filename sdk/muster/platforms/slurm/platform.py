@@ -55,7 +55,7 @@ KILL_SECONDS = 15.0  # time that the step may take that signals the tasks on a n
 CHECK_SECONDS = 0.05  # between two checks whether cancelled tasks have ended
 LOGIN_ADVICE = "run again; `ssh HOST` must stay connected for as long as the run, so run it where the network stays up"
 STRANGER = "This platform does not know the worker."
-NODES_SECONDS = 60.0  # for which the partitions and their limits are cached
+NODES_SECONDS = 60.0  # for which the partitions and their limits are cached, and what sbatch would take
 
 
 @dataclass(eq=False, repr=False)
@@ -116,6 +116,7 @@ class SlurmPlatform(Platform):
         self._partitions: dict[str, Partition] = {}
         self._selection = USUAL
         self._variables: Mapping[str, str] = {}  # of the environment there
+        self._tried_at: dict[tuple[Resources, ...], float] = {}  # when sbatch would take a job of such workers
         self._owner = os.getpid()
 
     # -- before a launch ----------------------------------------------------------------------------------------------
@@ -185,9 +186,10 @@ class SlurmPlatform(Platform):
         )
 
     def shortages(self, wanted: Sequence[Resources]) -> list[str]:
-        """Return nothing: Slurm shares no resources. Raises ResourceError for workers that could never run."""
+        """Return nothing: Slurm shares no resources. Raises ResourceError, or LaunchRefused, for what can never run."""
         if not self.allocation:
             self._check_fits([("each worker", each) for each in wanted])
+            self._try_out(wanted)
         return []
 
     def submission_text(self, specs: Sequence[WorkerSpec]) -> str:
@@ -195,9 +197,32 @@ class SlurmPlatform(Platform):
         folder = self._home() / "0000"
         if self.allocation:
             return f"{shlex.join(self._step_command(folder, 'muster', specs))}\n"
-        site = self._site_options(specs)
-        label = self._site.identity()["process"]
-        return script.batch_script(str(folder), "muster", label, [spec.resources for spec in specs], site)
+        wanted = [spec.resources for spec in specs]
+        return self._script(folder, "muster", wanted, self._site_options(wanted, specs[0].queue_seconds))
+
+    def _script(self, folder: Path, label: str, wanted: Sequence[Resources], site: script.SiteOptions) -> str:
+        return script.batch_script(str(folder), label, self._site.identity()["process"], wanted, site)
+
+    def _try_out(self, wanted: Sequence[Resources]) -> None:
+        """Have sbatch say, unless it just has, whether it would take a job of such workers. Raises LaunchRefused."""
+        if time.monotonic() <= self._tried_at.get(tuple(wanted), float("-inf")) + NODES_SECONDS:
+            return
+        site = self._site_options(wanted)
+        text = self._script(self._home() / "0000", "muster", wanted, site)
+        try:
+            self._sbatch("--test-only", text, site)
+        except LaunchRefused:
+            # It counts nodes that are drained or down as if they were not there. Jobs that are submitted wait for them.
+            if not any(node.is_out_of_service for node in self._nodes_now()):
+                raise
+        self._tried_at[tuple(wanted)] = time.monotonic()
+
+    def _sbatch(self, option: str, text: str, site: script.SiteOptions, worker: str | None = None) -> str:
+        """Hand a batch script to sbatch, and return what that prints. Raises LaunchRefused."""
+        what, without = "The job could not be submitted", script.variables(site)
+        return self._site.ask(
+            "sbatch", option, given=text, without=without, what=what, error=LaunchRefused, worker=worker
+        )
 
     def _check_fits(self, wanted: Sequence[tuple[str, Resources]]) -> None:
         """Raise ResourceError or JobError for workers, with their names, that could never run."""
@@ -240,12 +265,12 @@ class SlurmPlatform(Platform):
         }
         return {name: value for name, value in named.items() if value}
 
-    def _site_options(self, specs: Sequence[WorkerSpec]) -> script.SiteOptions:
+    def _site_options(self, wanted: Sequence[Resources], queue_seconds: float | None = None) -> script.SiteOptions:
         partitions = self._chosen()
         selection = selection_in(partitions, self._selection)
         nodes = nodes_in(with_features(partitions, self._said("constraint")))
         has_memory = all(node.memory > 1 for node in nodes)
-        parts = script.parts_of([spec.resources for spec in specs])
+        parts = script.parts_of(wanted)
         needs_numbers = has_memory and selection.counts_memory and self._has_whole_nodes(partitions)
         per_node = {
             each: number
@@ -263,7 +288,7 @@ class SlurmPlatform(Platform):
             flags={
                 **self._flags(),
                 **({"partition": str(self._said("partition"))} if own else {}),
-                **script.deadline_of(specs[0].queue_seconds, self.time),
+                **script.deadline_of(queue_seconds, self.time),
             },
             raw=self.sbatch_args,
             has_memory=has_memory,
@@ -323,21 +348,14 @@ class SlurmPlatform(Platform):
         """Submit a job. Raises LaunchRefused."""
         assert self._guard is not None
         label = made.label
-        site = self._site_options(specs)
-        owner = self._site.identity()["process"]
-        text = script.batch_script(str(made.folder), label, owner, [spec.resources for spec in specs], site)
+        wanted = [spec.resources for spec in specs]
+        self._try_out(wanted)
+        site = self._site_options(wanted, specs[0].queue_seconds)
+        text = self._script(made.folder, label, wanted, site)
         self._guard.watch(label)
-        what, worker = "The job could not be submitted", specs[0].name
-        without = script.variables(site)
-        try:
-            self._site.ask("sbatch", "--test-only", given=text, what=what, worker=worker, without=without)
-        except LaunchRefused:
-            # It counts nodes that are drained or down as if they were not there. Jobs that are submitted wait for them.
-            if not any(node.is_out_of_service for node in self._nodes_now()):
-                raise
         made.connection = self._site.connection
         try:
-            out = self._site.ask("sbatch", "--parsable", given=text, what=what, worker=worker, without=without)
+            out = self._sbatch("--parsable", text, site, worker=specs[0].name)
             if self._is_lost(made):
                 raise HostUnreachable(f"The login to {self.login} ended as the job was submitted.", advice=LOGIN_ADVICE)
             return made.submitted(job_of(out))
@@ -368,9 +386,10 @@ class SlurmPlatform(Platform):
 
     def _step_command(self, folder: Path, label: str, specs: Sequence[WorkerSpec]) -> list[str]:
         """Return the command that starts a step of the job that this session runs in."""
-        site = replace(self._site_options(specs), flags={})
+        wanted = [spec.resources for spec in specs]
+        site = replace(self._site_options(wanted), flags={})
         parts = []
-        for count, resources in script.parts_of([spec.resources for spec in specs]):
+        for count, resources in script.parts_of(wanted):
             spread = [f"--nodes={script.nodes_of(count, self.nodes)}"] if self.nodes else []
             arguments = script.worker_arguments(count, resources, site)
             parts.append([f"--jobid={self.allocation}", "--overlap", *spread, *arguments])

@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 from muster.agent.removal import remove_folder
@@ -15,6 +14,7 @@ from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported
 from muster.job import Status, Worker, WorkerSpec
 from muster.options.fields import option
 from muster.platforms.base import Platform, Reach, Storage, read_log
+from muster.platforms.timestamps import timestamp
 from muster.platforms.workbench import agent_files
 from muster.platforms.workbench.client import WorkbenchClient
 from muster.platforms.workbench.launch import WorkbenchLaunch
@@ -252,9 +252,9 @@ def _refusal(launch: WorkbenchLaunch, undone: str) -> PlatformError:
 def _as_listed(worker: Worker, entry: Mapping[str, Any]) -> Worker:
     """Return a worker as the workbench describes it now; a status that Muster does not know leaves the old one."""
     status = STATUSES.get(entry.get("status", ""), worker.status)
-    changes = {name: _seconds(entry.get(name)) for name in ("created_at", "running_at", "finished_at")}
+    changes = {name: timestamp(entry.get(name)) for name in ("created_at", "running_at", "finished_at")}
     if status is not Status.SCHEDULING and worker.placed_at is None:
-        said = (_seconds(entry.get(name)) for name in ("starting_at", "running_at", "created_at"))
+        said = (timestamp(entry.get(name)) for name in ("starting_at", "running_at", "created_at"))
         changes["placed_at"] = next((at for at in said if at is not None), None)
     address = entry.get("ip_address")
     return worker.moved(
@@ -264,11 +264,3 @@ def _as_listed(worker: Worker, entry: Mapping[str, Any]) -> Worker:
         app_url=entry.get("app_url"),
         reason=REASONS.get(status),
     )
-
-
-def _seconds(text: str | None) -> float | None:
-    """Return a time as the workbench writes it in seconds since the epoch; None where the text is no time."""
-    try:
-        return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
-    except ValueError:
-        return None

@@ -19,6 +19,7 @@ LOOK_SECONDS = 1.0  # between two looks, each at a share of the workers
 EACH_LOOKS = 5  # looks from one at a worker to the next at it, or more where agents report less often
 ASKED = 2  # times that a worker was looked at and was not heard since the time before, after which it is asked
 SILENT = 4  # the same, after which it counts as silent
+CUT = "Its connection has broken."
 
 
 class SilenceWatch:
@@ -52,7 +53,7 @@ class SilenceWatch:
         before, self._looked_at[share] = self._looked_at.get(share, -math.inf), now
         for worker in self._workers[share::shares]:
             heard_at = self._endpoint.heard_at(worker)
-            if heard_at is None or heard_at >= before or self._state.is_over(worker):
+            if heard_at is None or heard_at >= before or self._state.processes.is_over(worker):
                 self._missed.pop(worker, None)
                 continue
             self._missed[worker] += 1
@@ -60,12 +61,13 @@ class SilenceWatch:
                 self._endpoint.ask_for_life(worker)
             elif self._missed[worker] == SILENT:
                 self._last_heard[worker] = heard_at
-                self._state.silent(worker, min(now - heard_at, (SILENT + 1) * shares * LOOK_SECONDS))
+                why = CUT if worker in self._state.disconnected_at else None
+                self._state.silences.begin(worker, min(now - heard_at, (SILENT + 1) * shares * LOOK_SECONDS), why)
 
     def _look_at_silent(self) -> None:
         for worker, before in list(self._last_heard.items()):
             heard_at = self._endpoint.heard_at(worker)
-            if heard_at is None or heard_at > before or self._state.is_over(worker):
+            if heard_at is None or heard_at > before or self._state.processes.is_over(worker):
                 del self._last_heard[worker]
                 self._missed.pop(worker, None)
-                self._state.answers(worker)
+                self._state.silences.end(worker)
