@@ -7,7 +7,7 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,17 @@ def loop() -> Iterator[Loop]:
 def run_for(loop: Loop, seconds: float) -> None:
     loop.call_later(seconds, loop.stop)
     loop.run()
+
+
+def assert_dialled(loop: Loop, listener: socket.socket, certificate: str, serve: Callable[[], None]) -> None:
+    """Dial a session that ``serve`` plays on a thread, and see that it is reached."""
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    agent = link.Link(loop, lambda fields: None, lambda cause: None)
+    agent.dial({"host": "127.0.0.1", "port": listener.getsockname()[1], "certificate": certificate})
+    assert agent.is_open
+    thread.join(20)
+    agent.close()
 
 
 def test_a_session_that_never_answers_the_first_hello_is_given_up(
@@ -75,13 +86,7 @@ def test_a_session_that_hangs_up_before_it_has_said_who_it_is_is_dialled_again(
             hung_up.close()
             context.wrap_socket(listener.accept()[0], True).close()
 
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        agent = link.Link(loop, lambda fields: None, lambda cause: None)
-        agent.dial({"host": "127.0.0.1", "port": listener.getsockname()[1], "certificate": certificate})
-        assert agent.is_open
-        thread.join(20)
-        agent.close()
+        assert_dialled(loop, listener, certificate, serve)
 
 
 def test_a_session_that_is_about_to_listen_is_dialled_again(loop: Loop, tmp_path: Path) -> None:
@@ -94,13 +99,7 @@ def test_a_session_that_is_about_to_listen_is_dialled_again(loop: Loop, tmp_path
             listener.listen()
             context.wrap_socket(listener.accept()[0], True).close()
 
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        agent = link.Link(loop, lambda fields: None, lambda cause: None)
-        agent.dial({"host": "127.0.0.1", "port": listener.getsockname()[1], "certificate": certificate})
-        assert agent.is_open
-        thread.join(20)
-        agent.close()
+        assert_dialled(loop, listener, certificate, serve)
 
 
 @pytest.mark.parametrize("lease", [0.0, 60.0], ids=["no lease", "lease"])
