@@ -277,7 +277,7 @@ def test_that_of_slurm(cluster_with_gpus: LoginMachine, tmp_path: Path, monkeypa
     assert runs[5:] == [two]
     doctors = [" ".join(said.split()) for command, said in reader.said.items() if command.startswith("muster doctor")]
     assert len(doctors) == 2
-    assert all("partition main: 2 nodes, the largest with 16 cores, 64000 MiB and 8 GPUs" in said for said in doctors)
+    assert all("partition main: 2 nodes, the largest with 16 cores, 67.1 GB and 8 GPUs" in said for said in doctors)
 
 
 def test_that_of_kubernetes(space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
