@@ -259,3 +259,12 @@ def test_a_value_that_the_disk_has_no_room_for_says_so_and_leaves_nothing(
         values.save(value, str(disk / "rank-0"))
     assert str(disk) in str(raised.value)
     assert not list(disk.iterdir())
+
+
+def test_an_error_of_the_system_that_a_value_itself_raises_is_not_the_disk_s(tmp_path: Path) -> None:
+    class OfAFile:
+        def __reduce__(self) -> Any:
+            return open(tmp_path / "not there")  # noqa: SIM115
+
+    with pytest.raises(TypeError, match="of type OfAFile, cannot be sent back: .*not there"):
+        values.save(OfAFile(), str(tmp_path / "rank-0"))

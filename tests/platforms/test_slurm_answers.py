@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from muster.agent import slurm_site
 from muster.agent.owners import owner
+from muster.commands.main import main
 from muster.errors import (
     HostUnreachable,
     LaunchRefused,
@@ -830,3 +832,31 @@ def test_an_answer_of_a_login_node_that_makes_no_sense_is_an_error_of_that_node(
 
     with pytest.raises(HostUnreachable, match="The workers' guard on login1 talks nonsense: "):
         ask(Forging("login1"))
+
+
+def test_the_doctor_goes_on_where_sbatch_refuses_the_job(
+    cluster: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.says("sbatch", "", complains="sbatch: error: Batch job submission failed: Invalid account", status=1)
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("print('trains')\n")
+    options = ["-p", "slurm", "-s", "processes", "-n", "1", "--no-launch", "--json", "train.py"]
+    found = json.loads(CliRunner().invoke(main, ["doctor", *options]).stdout)["findings"]
+    (refused,) = [each for each in found if each["level"] == "error"]
+    assert "the account is none that you may charge" in refused["text"]
+    assert found[-1] != refused
+
+
+def test_a_limit_that_other_jobs_fill_is_met_after_those_of_dead_sessions_are_cancelled(
+    cluster: StandIn, run: Run
+) -> None:
+    *alive, _, _ = owner().split(".")
+    cluster.queue(f"9|PENDING|None|N/A|main|muster:{'.'.join([*alive, '4000000', '1'])}")
+    cluster.says("sbatch", "", complains="sbatch: error: Batch job submission failed: Job violates policy", status=1)
+    platform, spec = SlurmPlatform(), run.spec()
+    assert platform.shortages([spec.resources]) == []
+    with pytest.raises(LaunchRefused, match="beyond what your account, or you, may have"):
+        platform.submit([spec], "key")
+    platform.close()
+    asked = [line for line in cluster.asked() if line.startswith(("sbatch", "scancel"))]
+    assert asked[:2] == ["sbatch --test-only", "scancel --quiet 9"]

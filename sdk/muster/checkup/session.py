@@ -173,7 +173,7 @@ def check_resources(checked: CheckedRun) -> Iterator[Finding]:
         )
     try:
         shortages = checked.shortages()
-    except ResourceError as error:
+    except (ResourceError, PlatformError) as error:
         found.append(Finding.of_error("resources", error, "fewer workers, or less for each"))
     else:
         found += [Finding("warning", "resources", text, "fewer workers, or less for each") for text in shortages]

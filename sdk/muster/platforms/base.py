@@ -197,6 +197,7 @@ class Platform(ABC):
 
         Raises:
             ResourceError: the platform could never grant what is asked for.
+            PlatformError: it refuses such workers, or does not answer.
         """
         return []
 

@@ -161,6 +161,7 @@ class CheckedRun:
 
         Raises:
             ResourceError: the platform could never grant what they are to have.
+            PlatformError: it refuses such workers, or does not answer.
         """
         return self._shortages
 
@@ -173,6 +174,7 @@ class CheckedRun:
 
         Raises:
             ResourceError: the platform could never grant what the workers are to have.
+            PlatformError: it refuses such workers, or does not answer.
         """
         found = [*self.shortages(), *self.without_effect(), *self._forgotten()]
         if self.collect and self.project is None:

@@ -12,7 +12,7 @@ from .exceptions import OWN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any  # noqa: F401  (type comments)
+    from typing import Any, Optional  # noqa: F401  (type comments)
 
 KINDS = "biufcSUMm"  # of NumPy arrays: numbers, texts, bytes and times
 BROUGHT_BY_OTHERS = 2  # in the ``isbuiltin`` of a NumPy dtype
@@ -93,14 +93,32 @@ def _pickle(value, path):
     # type: (object, str) -> None
     import cloudpickle
 
-    try:
-        with _opened(path) as file:
+    with _opened(path) as opened:
+        file = _File(opened)
+        try:
             cloudpickle.dump(value, file)
-    except OSError:  # of the disk
-        raise
-    except Exception as error:  # whatever its parts raise when they are pickled
-        what = "what the function returned, of type {}, cannot be sent back".format(type(value).__name__)
-        raise TypeError("{}: {}".format(what, error)) from None  # its frames are not the user's
+        except Exception as error:  # whatever its parts raise when they are pickled
+            if error is file.error:
+                raise
+            what = "what the function returned, of type {}, cannot be sent back".format(type(value).__name__)
+            raise TypeError("{}: {}".format(what, error)) from None  # its frames are not the user's
+
+
+class _File:
+    """An open file that keeps its own error, which is told by that from errors of whoever writes into it."""
+
+    def __init__(self, file):
+        # type: (Any) -> None
+        self._file = file
+        self.error = None  # type: Optional[OSError]
+
+    def write(self, data):
+        # type: (Any) -> int
+        try:
+            return self._file.write(data)  # type: ignore[no-any-return]
+        except OSError as error:
+            self.error = error
+            raise
 
 
 def _plain(value, arrays):

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 
 from muster.agent.slurm_site import SECONDS, has_ended
-from muster.errors import PlatformError, PlatformUnsupported
+from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported
 from muster.platforms.refusals import Refusal, find_refusal, in_words
 from muster.text.arguments import Argument, ArgumentText
 
@@ -18,12 +18,13 @@ SILENT = Refusal(
     r"unable to contact slurm controller|connection refused|communication connection failure",
     "Slurm's controller does not answer", "try again later; `scontrol ping` says whether it is up",
 )  # fmt: skip
+LIMIT = Refusal(
+    r"submit limit|job violates|\bassoc|\bqos(?:max|grp|min)", "it goes beyond what your account, or you, may have",
+    "wait until other jobs of yours have ended, or ask for less",
+)  # fmt: skip
 # By the text of Slurm's errors; the first that matches counts.
 REFUSALS = (
-    Refusal(
-        r"submit limit|job violates|\bassoc|\bqos(?:max|grp|min)", "it goes beyond what your account, or you, may have",
-        "wait until other jobs of yours have ended, or ask for less",
-    ),
+    LIMIT,
     Refusal(
         r"invalid partition|not permitted to use this partition", "there is no such partition, or not for you",
         ArgumentText(Argument("partition", ""), " one that sinfo lists"),
@@ -96,6 +97,10 @@ STEP_REFUSALS = (
 
 class SlurmGone(PlatformError):
     """Slurm does not answer."""
+
+
+class LimitReached(LaunchRefused):
+    """A limit of the user's does not let Slurm take the job, perhaps only for as long as other jobs count for it."""
 
 
 class Commands(ABC):
@@ -199,4 +204,6 @@ def _refused(
     message, advice = in_words(what, text, refusal, "Slurm"), refusal.advice if refusal else None
     if refusal is SILENT:
         kind = SlurmGone
+    if refusal is LIMIT and kind is LaunchRefused:
+        kind = LimitReached
     return kind(message, worker=worker, advice=advice)

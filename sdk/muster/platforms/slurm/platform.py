@@ -24,7 +24,7 @@ from muster.platforms.agents import default_log_cap
 from muster.platforms.base import Platform, Reach, Relay, Storage, read_log
 from muster.platforms.hosts.hostfile import NAME
 from muster.platforms.slurm import script
-from muster.platforms.slurm.commands import job_of
+from muster.platforms.slurm.commands import LimitReached, job_of
 from muster.platforms.slurm.guard import JobGuard
 from muster.platforms.slurm.login_node import LoginGuard, LoginNode, LoginRelay
 from muster.platforms.slurm.nodes import (
@@ -189,7 +189,8 @@ class SlurmPlatform(Platform):
         """Return nothing: Slurm shares no resources. Raises ResourceError, or LaunchRefused, for what can never run."""
         if not self.allocation:
             self._check_fits([("each worker", each) for each in wanted])
-            self._try_out(wanted)
+            with contextlib.suppress(LimitReached):  # until the launch, which first ends jobs that were left behind
+                self._try_out(wanted)
         return []
 
     def submission_text(self, specs: Sequence[WorkerSpec]) -> str:
@@ -204,7 +205,12 @@ class SlurmPlatform(Platform):
         return script.batch_script(str(folder), label, self._site.identity()["process"], wanted, site)
 
     def _try_out(self, wanted: Sequence[Resources]) -> None:
-        """Have sbatch say, unless it just has, whether it would take a job of such workers. Raises LaunchRefused."""
+        """Have sbatch say, unless it just has, whether it would take a job of such workers.
+
+        Raises:
+            LaunchRefused: it would not.
+            PlatformError: Slurm does not answer.
+        """
         if time.monotonic() <= self._tried_at.get(tuple(wanted), float("-inf")) + NODES_SECONDS:
             return
         site = self._site_options(wanted)
