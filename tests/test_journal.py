@@ -301,3 +301,12 @@ def test_a_clock_that_is_set_back_neither_holds_progress_back_nor_fills_the_disk
     assert {event["epoch"] for event in told if event["epoch"] < 300} == {*range(300)}
     assert {event["epoch"] for event in told if 500 <= event["epoch"] < 800} == {*range(500, 800)}
     assert len(told) < 2200
+
+
+def test_progress_without_epochs_is_written_on_once_the_clock_is_set_back(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "events.jsonl")
+    for step in range(200):  # two a second, and the clock is set back by an hour in the middle
+        journal(Event.of(Progress(rank=0, step=step), "worker-0", 10_000 + step / 2 - (3600 if step >= 100 else 0)))
+    told = [event["step"] for event in read(journal) if event["kind"] == "progress"]  # while it is still open
+    journal.close()
+    assert len([step for step in told if step >= 100]) > 40

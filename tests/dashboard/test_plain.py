@@ -99,6 +99,14 @@ def test_what_takes_long_before_the_first_step_is_told_again_more_and_more_rarel
     ]
 
 
+def test_a_clock_that_is_set_back_leaves_the_counts_of_many_workers() -> None:
+    many = [f"worker-{number}" for number in range(100)]
+    before = [at(5000, "worker_state", name, status="running") for name in many[:50]]
+    after = [at(1000 + number, "worker_state", name, status="running") for number, name in enumerate(many[50:])]
+    counts = [line for line in lines([*starting(100), *before, *after]) if "running" in line]
+    assert len(counts) > 5
+
+
 def test_a_clock_that_is_set_back_silences_neither_progress_nor_what_takes_long() -> None:
     def step(seconds: float, number: int) -> Event:
         return at(seconds, "progress", "worker-0", rank=0, step=number, metrics={})
