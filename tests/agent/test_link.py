@@ -130,7 +130,7 @@ def serve():
     subprocess.run(["ip", *after], check=True)
     context.wrap_socket(listener.accept()[0], True).close()
 
-thread = threading.Thread(target=serve)
+thread = threading.Thread(target=serve, daemon=True)
 thread.start()
 agent = link.Link(Loop(), print, print)
 agent.dial({"host": "192.0.2.1", "port": port, "certificate": certificate})
