@@ -45,8 +45,8 @@ WITH_TESTS_ALONE = (
     "tests/workbench/test_faults.py",
 )
 # Files of the same group run in one process: they share an engine or a cluster, and look after each test for what
-# containers leave on the whole machine. Two Podmans must never run at once: each chooses the names of its bridges by
-# those that it sees, and two would choose the same.
+# containers leave on the whole machine. Two Podmans must not run at once: each chooses the names of bridges by those
+# that it sees, but of Muster's own networks, and two would choose the same.
 SHARED = {
     "tests/checkup/test_doctor_anywhere.py": "containers",
     "tests/platforms/test_contract.py": "containers",

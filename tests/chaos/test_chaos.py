@@ -118,7 +118,7 @@ def test_on_other_platforms_there_are_their_own_faults() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("platform", ["attacked", "served", "isolated", "hosts", "containers"])
+@pytest.mark.parametrize("platform", ["attacked", "served", "isolated", "hosts", "containers"], ids="on {}".format)
 def test_a_fault_on_another_platform_is_told(platform: str, tmp_path: Path) -> None:
     if platform not in platforms.available():
         pytest.skip("this takes root; unshare, ip and sshd, or Podman")

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -28,6 +29,7 @@ from muster.platforms.containers import platform as module
 from muster.platforms.containers.engine import connect
 from muster.platforms.containers.guard import HOMES, OWNER, homes_of
 from muster.platforms.containers.images import own_folders, tiny_image
+from muster.platforms.containers.network import make_network, plan_network
 from muster.platforms.containers.platform import ContainersPlatform
 from muster.platforms.containers.refusals import asking
 from muster.platforms.containers.volumes import binds
@@ -495,6 +497,26 @@ def docker_with_small_disk() -> ContainerEngine:
     if root is None:
         pytest.skip(containers_docker.why_not() or "Debian's packages of Docker cannot be fetched here")
     return containers_docker.Docker(root, disk="24m")
+
+
+def test_two_podmans_of_a_machine_have_networks_at_the_same_time(engine: Podman) -> None:
+    """Both networks are made before either has a bridge, which is there from a network's first container on."""
+    image = engine.add_python()
+    other = Podman(images=engine.root)
+    dial = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 9).recv(1)"
+    networks = {podman: plan_network(connect(podman.url), None, secrets.token_hex(4)) for podman in (engine, other)}
+    try:
+        for podman, network in networks.items():
+            make_network(connect(podman.url), network, {})
+        with socket.create_server(("0.0.0.0", 0)) as listener, contextlib.ExitStack() as connections:
+            listener.settimeout(20)
+            for podman, network in networks.items():
+                command = ("python3", "-c", dial, network.gateway, str(listener.getsockname()[1]))
+                podman.run("run", "--detach", "--network", network.name, image, *command)
+                connections.enter_context(listener.accept()[0])
+    finally:
+        engine.run("network", "rm", "--force", networks[engine].name)
+        other.remove()
 
 
 @pytest.mark.slow

@@ -68,9 +68,12 @@ def make_network(engine: Engine, network: Network, labels: dict[str, str]) -> No
     """Make a network that ``plan_network`` has described. Raises PlatformError."""
     from docker.types import IPAMConfig, IPAMPool
 
-    pool = IPAMPool(subnet=network.subnet, gateway=network.gateway)
+    ipam = IPAMConfig(pool_configs=[IPAMPool(subnet=network.subnet, gateway=network.gateway)])
+    # Podman takes the first name that is free, makes the bridge later, and gives one that is there then no address:
+    # where another Podman had the same name in mind, containers would not reach the session.
+    options = {"com.docker.network.bridge.name": f"muster-{secrets.token_hex(4)}"}
     with asking(engine, "The network of the workers could not be made"):
-        engine.client.create_network(network.name, driver="bridge", ipam=IPAMConfig(pool_configs=[pool]), labels=labels)
+        engine.client.create_network(network.name, driver="bridge", ipam=ipam, labels=labels, options=options)
 
 
 def free_subnet(taken: Iterable[str]) -> ipaddress.IPv4Network:
