@@ -36,7 +36,7 @@ def clean_up(platform: str | None, **options: Any) -> None:
     finally:
         cleaning.close()
     for words in cleaned.removed:
-        click.echo(clean(words))
+        click.echo(f"Removed: {clean(words)}")
     for words in cleaned.left:
         click.echo(clean(words), err=True)
     if not any(cleaned):
