@@ -958,7 +958,7 @@ def test_help_is_instant() -> None:
 
 def test_clean_says_where_nothing_is_kept() -> None:
     done = muster("clean", "-p", "local")
-    assert (done.exit_code, done.output) == (0, "Nothing is kept for later runs.\n")
+    assert (done.exit_code, done.output) == (0, "Nothing is kept for later runs on platform local.\n")
 
 
 def test_clean_fails_where_something_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
