@@ -134,8 +134,9 @@ def test_progress_and_metrics_reach_observers_and_the_result(script: Any) -> Non
     events: list[Event] = []
     ended = run(path, n_workers=1, observers=[events.append])
     result = ended.cluster.result
-    with pytest.raises(AttributeError, match="it is a metric, .result.metrics"):
-        ended.loss  # noqa: B018
+    for name, meant in (("loss", "it is a metric, .metrics"), ("cancel", "is it .stop"), ("folder", "is it .run_dir")):
+        with pytest.raises(AttributeError, match=meant):
+            getattr(ended, name)
     progress = [event for event in events if event.kind == "progress"]
     assert progress[0].worker == "worker-0"
     assert progress[0].data["step"] == 7
