@@ -454,7 +454,8 @@ def test_what_run_cluster_returns_has_what_its_cluster_and_its_result_have() -> 
     assert ended.values == ended.result.values == ["worker-0", "worker-1"]
     assert ended.logs("worker-1") == "trained\n"
     assert "succeeded" in ended.explain()
-    assert {"values", "logs", "explain", "cluster", "count"} <= set(dir(ended))
+    assert {"values", "metrics", "logs", "explain", "wait", "stop", "cluster"} <= set(dir(ended))
+    assert not {"start", "from_dict", "when_over", "count"} & set(dir(ended))  # completion has what most need
     assert not hasattr(ended, "valeus")
     hints = {"output": "what workers print is .logs", "valuess": "is it .values", "loss": "what the function returned"}
     for missing, hint in hints.items():

@@ -20,6 +20,10 @@ OTHER_NAMES = {
     "seconds": "time duration elapsed runtime took",
     "status": "state",
 }  # names in other tools, by Muster's name
+RARE = {
+    "ask_to_stop", "check", "count", "from_dict", "index", "interrupt", "of", "start", "subscribe", "to_dict",
+    "what_became", "when_over",
+}  # fmt: skip
 OUTPUT = ("output", "outputs", "out", "stdout", "stderr", "log", "text", "returned", "return_value", "results")
 
 
@@ -69,7 +73,8 @@ class ClusterAddress(tuple[Any, Any]):
         return f": is it .{near[0]}?" if near else ""
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *_public(Cluster), *_public(Result)})
+        """Return the names for completion, without those of a tuple, and others that few users need."""
+        return sorted({*super().__dir__(), *_public(Cluster), *_public(Result)} - RARE)
 
     def __await__(self) -> Generator[Any, None, Result]:
         """Wait for the end of the run, like ``await`` of the cluster."""
