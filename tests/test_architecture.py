@@ -49,7 +49,8 @@ def test_the_public_names() -> None:
 
 
 def test_what_documents_call_by_its_module_needs_no_import_of_that() -> None:
-    program = "import muster; muster.training.report; muster.errors.MusterError; muster.report"
+    program = "import muster; muster.training.report; muster.training.partition.array; muster.errors.MusterError\n"
+    program += "try: muster.training.no_such\nexcept AttributeError: muster.report"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == (
         "AttributeError: module 'muster' has no attribute 'report': it is muster.training.report"

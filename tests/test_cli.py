@@ -958,14 +958,14 @@ def test_help_is_instant() -> None:
 
 def test_clean_says_where_nothing_is_kept() -> None:
     done = muster("clean", "-p", "local")
-    assert (done.exit_code, done.output) == (0, "Nothing is kept for later runs.\n")
+    assert (done.exit_code, done.output) == (0, "Nothing is kept for later runs on platform local.\n")
 
 
 def test_clean_fails_where_something_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     cleaned = Cleaned(["h1: 2 MB"], ["h2: it could not be removed"])
     monkeypatch.setattr(LocalPlatform, "clean", lambda self: cleaned)
     done = muster("clean", "-p", "local")
-    assert (done.exit_code, done.stdout, done.stderr) == (1, "h1: 2 MB\n", "h2: it could not be removed\n")
+    assert (done.exit_code, done.stdout, done.stderr) == (1, "Removed: h1: 2 MB\n", "h2: it could not be removed\n")
 
 
 def test_a_platform_of_ones_own_is_said_to_be_given_in_python(script: str) -> None:

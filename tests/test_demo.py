@@ -84,6 +84,7 @@ class TestVerdict:
         ("changes", "status", "said"),
         [
             ({}, 0, "left behind    no process, no port, no temporary file"),
+            ({}, 0, "jupyter lab notebooks/mnist_horovod.ipynb"),
             ({"accuracy": 0.93}, 1, "93.00%, which is less than 95%"),
             ({"accuracy": float("nan")}, 1, "nan%, which is less than 95%"),
             ({"left": ("process 7", "port 127.0.0.1:8")}, 1, "left behind    process 7, port 127.0.0.1:8"),

@@ -317,7 +317,9 @@ def test_what_a_script_raised_has_advice_of_its_own(
     assert words in (explain(failure, tmp_path).advice or "")
 
 
-@pytest.mark.parametrize(("code", "words"), [(3, "sys.exit(3)"), (2, "args="), (127, "not there")])
+@pytest.mark.parametrize(
+    ("code", "words"), [(3, "sys.exit(3)"), (2, "arguments of the script (args=)"), (127, "not there")]
+)
 def test_an_exit_that_raised_nothing_has_advice(code: int, words: str, tmp_path: Path) -> None:
     failure = Failure(FailureKind.EXIT, 0.0, "worker-0", exit_code=code)
     assert words in (explain(failure, tmp_path).advice or "")

@@ -223,8 +223,12 @@ def test_what_does_not_compile_is_refused_with_its_line(folder: Path) -> None:
 
 
 def test_a_function_with_the_wrong_arguments_is_refused() -> None:
-    with pytest.raises(ScriptError, match="takes 1 argument that nobody gives it: x"):
+    with pytest.raises(ScriptError, match="takes 1 argument that nobody gives it: x") as of_one:
         make_script(lambda x: x)
+    assert of_one.value.advice == "kwargs={'x': ...}; what args= has is in sys.argv"
+    with pytest.raises(ScriptError) as of_two:
+        make_script(lambda cluster, server: None)
+    assert "run(cluster, server, task_index)" in str(of_two.value.advice)  # it may be meant for parameter servers
 
 
 def test_interpreters_are_asked_what_they_are_and_have() -> None:

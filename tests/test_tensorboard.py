@@ -87,12 +87,13 @@ def listening_ports(pid: int) -> list[int]:
 
 
 def test_several_serve_at_once_and_outlive_the_threads_that_asked_for_them(tmp_path: Path, temporary: Path) -> None:
+    run = muster.run_cluster(1, strategy="processes", worker_script=lambda: None, memory=0.5, dashboard=False)
     with ThreadPoolExecutor() as pool:
-        boards = list(pool.map(muster.tensorboard, [tmp_path / "one", tmp_path / "two"]))
+        boards = list(pool.map(muster.tensorboard, [tmp_path / "one", run]))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPool")]
 
-    for name, board in zip(("one", "two"), boards, strict=True):
-        assert ask(board.url, "data/environment")["data_location"] == str(tmp_path / name)
+    for folder, board in zip((tmp_path / "one", run.run_dir / "tensorboard"), boards, strict=True):
+        assert ask(board.url, "data/environment")["data_location"] == str(folder)
         board.close()
     assert boards[0].url != boards[1].url
 

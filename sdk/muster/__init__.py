@@ -119,6 +119,7 @@ def _show_in_notebooks() -> None:
         lambda run, **_: import_module("muster.dashboard.display").show_again(run.cluster),
     )
     import_module("muster.dashboard.stopped").show_in(shell)
+    import_module("muster.dashboard.completion").complete_in(shell)
 
 
 _show_in_notebooks()

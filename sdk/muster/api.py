@@ -153,17 +153,21 @@ def run_cluster(
             limit. The time starts again as long as servers are importing packages. Waiting for a place is limited by
             ``queue_timeout``, training by ``run_timeout``.
         strategy: ``parameter_server``, ``horovod``, ``mpi``, ``processes``, ``multi_worker``, or a strategy object;
-            further keyword arguments are its options.
+            further keyword arguments are its options, such as ``slots=2`` for two ranks on each worker.
         platform: where workers run: ``local``, ``hosts``, ``containers``, ``slurm``, ``kubernetes``, ``workbench``, or
             a platform object; None for the workbench in one of its sessions, and else for this machine. Its options are
-            keyword arguments, too.
+            keyword arguments, too, such as ``hosts=["gpu1:2"]`` or ``image="my/training:1"``.
         args, env: command-line arguments and environment variables of the script.
         kwargs: keyword arguments of a function. Their values are never recorded.
         python: the interpreter that runs the script; None for this one.
         name: name of the run. A run of the same name that is under way in this session is stopped first.
-        wait: whether to wait for the script's end; if False, call ``.cluster.wait()`` later.
-        run_timeout, stall_seconds, queue_timeout, session_address, worker_ports: see :class:`Cluster`.
-        project, project_limit, collect, restarts, restart_on, from_scratch, min_workers, observers: see there, too.
+        wait: whether to wait for the script's end; if False, call ``.wait()`` of what is returned later.
+        run_timeout: how many seconds the training may take; None for no limit.
+        stall_seconds: the run ends if a rank neither prints nor reports a step for so many seconds; None for never.
+        queue_timeout: how many seconds workers may wait for a place; None for no limit.
+        restarts: how often all ranks are started again after a failure, to go on from the script's checkpoint.
+        session_address, worker_ports, project, project_limit, collect: see :class:`Cluster`.
+        restart_on, from_scratch, min_workers, observers: see there, too.
         reuse: whether to keep a process with the script's imports made for some idle minutes, so that the next such
             call on this machine starts in seconds; None for the value of ``MUSTER_REUSE`` in the environment, ``1`` or
             ``0``. See :func:`muster.pool`.
@@ -173,10 +177,10 @@ def run_cluster(
             outlives this session, and this call returns as soon as the run has begun: see :func:`attach`.
 
     Returns:
-        ``(cluster_spec, session_address)``, such as ``{"ps": ["127.8.1.2:40001"], "worker": [...]}`` and
-        ``"grpc://127.8.1.3:40002"``; ``(None, None)`` once a script has run. ``.cluster`` is the :class:`Cluster`.
-        With ``detach`` the :class:`~muster.records.runs.Run`, which has ``wait()``, ``stop()``, ``logs()`` and
-        ``stacks()``.
+        The run, with ``values``, ``metrics``, ``logs()``, ``explain()``, ``wait()``, ``stop()``, ``stacks()`` and all
+        else that its ``.cluster``, a :class:`Cluster`, has. It is also the pair ``(cluster_spec, session_address)``,
+        such as ``{"ps": ["127.8.1.2:40001"], "worker": [...]}`` and ``"grpc://127.8.1.3:40002"``, and ``(None, None)``
+        once a script has run. With ``detach`` it is a :class:`~muster.records.runs.Run`, which has the same methods.
 
     Raises:
         JobError, PlatformError, StartTimeout, RunFailed: see :mod:`muster.errors`. Nothing is left running.

@@ -134,8 +134,9 @@ def test_progress_and_metrics_reach_observers_and_the_result(script: Any) -> Non
     events: list[Event] = []
     ended = run(path, n_workers=1, observers=[events.append])
     result = ended.cluster.result
-    with pytest.raises(AttributeError, match="it is a metric, .result.metrics"):
-        ended.loss  # noqa: B018
+    for name, meant in (("loss", "it is a metric, .metrics"), ("cancel", "is it .stop"), ("folder", "is it .run_dir")):
+        with pytest.raises(AttributeError, match=meant):
+            getattr(ended, name)
     progress = [event for event in events if event.kind == "progress"]
     assert progress[0].worker == "worker-0"
     assert progress[0].data["step"] == 7
@@ -453,7 +454,8 @@ def test_what_run_cluster_returns_has_what_its_cluster_and_its_result_have() -> 
     assert ended.values == ended.result.values == ["worker-0", "worker-1"]
     assert ended.logs("worker-1") == "trained\n"
     assert "succeeded" in ended.explain()
-    assert {"values", "logs", "explain", "cluster", "count"} <= set(dir(ended))
+    assert {"values", "metrics", "logs", "explain", "wait", "stop", "cluster"} <= set(dir(ended))
+    assert not {"start", "from_dict", "when_over", "count"} & set(dir(ended))  # completion has what most need
     assert not hasattr(ended, "valeus")
     hints = {"output": "what workers print is .logs", "valuess": "is it .values", "loss": "what the function returned"}
     for missing, hint in hints.items():

@@ -33,7 +33,7 @@ from muster.errors import (
 from muster.events import Event, EventKind, WorkerReady
 from muster.job import Resources, Status, Worker
 from muster.platforms.hosts import platform as hosts_platform
-from muster.platforms.hosts.failures import host_error
+from muster.platforms.hosts.failures import host_error, together
 from muster.platforms.hosts.platform import HostsPlatform
 from muster.records import scratch
 from muster.run import silence_watch, watch
@@ -118,6 +118,15 @@ def test_what_ssh_says_is_told_once(said: str, message: str, details: str | None
     assert error.message.startswith(message)
     assert (error.details or "").startswith(details or "")
     assert bool(error.details) == bool(details)
+
+
+def test_what_is_said_of_each_host_is_a_sentence() -> None:
+    said = ("Could not resolve hostname lab1: Name or service not known", "Permission denied (publickey)", "no way in")
+    error = together({f"lab{index}": host_error(f"lab{index}", words) for index, words in enumerate(said, start=1)})
+    assert error.message == (
+        "3 hosts cannot be used: There is no host lab1: Could not resolve hostname lab1: Name or service not known. "
+        "lab2 does not let you in: Permission denied (publickey). lab3 cannot be used: no way in."
+    )
 
 
 def test_two_hosts_train(start: Start) -> None:

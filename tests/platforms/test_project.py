@@ -90,6 +90,7 @@ def test_the_project_goes_along_and_only_what_has_changed_goes_again(
     assert max(sent[2].values()) == len("ANSWER = 43")
     assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
     assert "keep the project's files in" in found.explain()
+    assert "keep the project's files in" not in launch("calendar", project=[]).explain()
 
 
 WRITES = """

@@ -119,7 +119,7 @@ def test_nobody_there(client: RestClient) -> None:
 
 
 def test_no_session_of_a_workbench(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PlatformUnsupported, match="CDSW_PROJECT_URL, CDSW_ENGINE_URL is not set"):
+    with pytest.raises(PlatformUnsupported, match="CDSW_PROJECT_URL, CDSW_ENGINE_URL are not set"):
         find_client({"CDSW_API_KEY": "key"})
     monkeypatch.delenv("CDSW_API_KEY", raising=False)
     with pytest.raises(PlatformUnsupported, match='platform="local"'):

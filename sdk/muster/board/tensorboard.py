@@ -12,11 +12,12 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from muster.checks import interpreter
 from muster.errors import TensorBoardFailed
 from muster.platforms.surroundings import web_app
+from muster.records.folders import TENSORBOARD
 from muster.runtime import children, interrupts
 from muster.runtime.background import call_in_background
 from muster.runtime.forks import in_forked_children
@@ -71,8 +72,16 @@ _running: set[TensorBoard] = set()
 in_forked_children(_running.clear)  # they are the parent's
 
 
-def tensorboard(logdir: str | Path, *, timeout_seconds: float = 60) -> TensorBoard:
-    """Start TensorBoard for a folder, and return once it answers.
+class HasFolder(Protocol):
+    """A run: what ``run_cluster`` or ``open_run`` returns."""
+
+    @property
+    def run_dir(self) -> Path:
+        """Its folder."""
+
+
+def tensorboard(logdir: str | Path | HasFolder, *, timeout_seconds: float = 60) -> TensorBoard:
+    """Start TensorBoard for a folder or a run, and return once it answers.
 
     In a session of the workbench it serves on the application port, which the workbench shows to those who may see the
     session. Elsewhere it serves on a free port of this machine, which other machines cannot reach; other users of this
@@ -85,7 +94,7 @@ def tensorboard(logdir: str | Path, *, timeout_seconds: float = 60) -> TensorBoa
     The result is also a pair: ``url, pid = muster.tensorboard("logs")``.
 
     Args:
-        logdir: the folder of event files, which need not exist yet.
+        logdir: the folder of event files, which need not exist yet; or a run, for what it has written.
         timeout_seconds: how long it may take to answer; it imports TensorFlow first.
 
     Raises:
@@ -115,8 +124,10 @@ def tensorboard(logdir: str | Path, *, timeout_seconds: float = 60) -> TensorBoa
     return board
 
 
-def _absolute(logdir: str | Path) -> str:
-    """Return the absolute path of a folder; URLs such as ``gs://bucket/logs`` are returned as they are."""
+def _absolute(logdir: str | Path | HasFolder) -> str:
+    """Return the absolute path of a folder, or of a run's; URLs such as ``gs://bucket/logs`` as they are."""
+    if not isinstance(logdir, (str, os.PathLike)):
+        logdir = logdir.run_dir / TENSORBOARD
     is_address = isinstance(logdir, str) and "://" in logdir
     return str(logdir) if is_address else str(Path(logdir).expanduser().absolute())
 

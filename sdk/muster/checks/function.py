@@ -49,8 +49,8 @@ def function_script(function: Callable[..., Any], kwargs: Mapping[str, Any] | No
         raise ScriptError(
             f"{name} takes {len(needs)} argument{'s' if len(needs) != 1 else ''} that nobody gives it: "
             f"{', '.join(needs)}.",
-            advice=f"kwargs={{{', '.join(f'{need!r}: ...' for need in needs)}}}, or functools.partial; args= becomes "
-            "sys.argv. With parameter servers run(cluster, server, task_index) is called with these",
+            advice=f"kwargs={{{', '.join(f'{need!r}: ...' for need in needs)}}}; what args= has is in sys.argv"
+            + "; parameter servers call run(cluster, server, task_index)" * (len(needs) > 1),
         )
     by_value, files = pickled(function, name)
     return Script("function", name, len(positional) == TASK_PARAMETERS, by_value, _sources_of(files))

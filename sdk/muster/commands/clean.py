@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from muster.commands.options import NameIn, PlatformCommand
-from muster.platforms import OTHER_NAMES, PLATFORMS, get_platform
+from muster.platforms import OTHER_NAMES, PLATFORMS, get_platform, platform_name
 from muster.text.cleaning import clean
 
 
@@ -36,9 +36,9 @@ def clean_up(platform: str | None, **options: Any) -> None:
     finally:
         cleaning.close()
     for words in cleaned.removed:
-        click.echo(clean(words))
+        click.echo(f"Removed: {clean(words)}")
     for words in cleaned.left:
         click.echo(clean(words), err=True)
     if not any(cleaned):
-        click.echo("Nothing is kept for later runs.")
+        click.echo(f"Nothing is kept for later runs on platform {platform_name(platform)}.")
     sys.exit(1 if cleaned.left else 0)

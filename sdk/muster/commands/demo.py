@@ -40,6 +40,10 @@ LEAST_ACCURACY = 0.95
 RUN_TIMEOUT = 600  # seconds
 START_UNCERTAINTY = 1.0  # seconds by which the system may be wrong about when a process started
 EXAMPLES = 6000  # most to train with: MNIST, if it is on the machine, has more; scikit-learn's digits are fewer
+NEXT = """\
+To go on: . .venv/bin/activate
+  muster show last                              the training that ended last
+  jupyter lab notebooks/mnist_horovod.ipynb     the same in a notebook"""
 DATA = re.compile(r"^(.+): ([\d,]+) to train, ([\d,]+) to test$", re.MULTILINE)
 
 
@@ -96,6 +100,7 @@ def main() -> int:
     print("\n" + "\n".join(line for outcome in outcomes for line in report(outcome)))
     if skipped:
         print("\nNOT EVERYTHING WAS SHOWN: a part was skipped, for the reason given above.")
+    print(f"\n{NEXT}")
     return 0 if all(outcome.is_good for outcome in outcomes) else 1
 
 

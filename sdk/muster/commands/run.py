@@ -85,7 +85,9 @@ OPTIONS: Sequence[Callable[[Command], Command]] = (
         "--gpus", "nvidia_gpu", type=WholeNumber(min=0), default=0, show_default=True, help="GPUs of each worker."
     ),
     click.option("--ps-cpu", type=AnyNumber(), help="Cores of each parameter server.  [default: a worker's]"),
-    click.option("--ps-memory", type=AnyNumber(), help="Memory of each parameter server.  [default: a worker's]"),
+    click.option(
+        "--ps-memory", type=AnyNumber(), help="Memory of each parameter server, in GB.  [default: a worker's]"
+    ),
     click.option(
         "--ps-gpus", "ps_nvidia_gpu", type=WholeNumber(min=0),
         help="GPUs of each parameter server.  [default: a worker's]",
@@ -135,14 +137,18 @@ COURSE: Sequence[Callable[[Command], Command]] = (
     click.option(
         "--queue-timeout",
         type=TimeSpan(min=0, min_open=True),
-        help="How long workers may wait for a place to run.",
+        help="How long workers may wait for a place to run.  [default: no limit]",
     ),
-    click.option("--run-timeout", type=TimeSpan(min=0, min_open=True), help="How long the run may take."),
+    click.option(
+        "--run-timeout",
+        type=TimeSpan(min=0, min_open=True),
+        help="How long the run may take.  [default: no limit]",
+    ),
     click.option(
         "--stall",
         "stall_seconds",
         type=TimeSpan(min=0, min_open=True),
-        help="End the run when nothing has moved for so long, and show where every process hangs.",
+        help="End the run when nothing has moved for so long, and show where every process hangs.  [default: never]",
     ),
     click.option(
         "--session-address", metavar="HOST:PORT", help="Where workers reach this machine.  [default: found out]"

@@ -179,8 +179,9 @@ def advice_on_exit(failure: Failure, is_python: bool) -> str | None:
         return "see the end of its log for what ended it"
     if failure.exit_code == 2:
         return ArgumentText(
-            "a script that does not know its arguments ends so; see the end of its log, and ",
+            "if its log ends with a usage message, correct the arguments of the script (",
             Argument("args", ""),
+            "); if not, it ended itself, as by sys.exit(2), for what its log says",
         )
     if failure.exit_code == 127:
         return "a command that the script starts is not there; see the end of its log"

@@ -13,6 +13,17 @@ from muster.text.shown import duration
 if TYPE_CHECKING:
     from muster.records.runs import Run
 
+OTHER_NAMES = {
+    "stop": "cancel kill terminate shutdown abort end close",
+    "run_dir": "folder path dir directory root",
+    "run_id": "id",
+    "seconds": "time duration elapsed runtime took",
+    "status": "state",
+}  # names in other tools, by Muster's name
+RARE = {
+    "ask_to_stop", "check", "count", "from_dict", "index", "interrupt", "of", "start", "subscribe", "to_dict",
+    "what_became", "when_over",
+}  # fmt: skip
 OUTPUT = ("output", "outputs", "out", "stdout", "stderr", "log", "text", "returned", "return_value", "results")
 
 
@@ -51,16 +62,19 @@ class ClusterAddress(tuple[Any, Any]):
         script = self.cluster.job.script
         result = recorded(self.cluster).result if self.cluster.run_id else None
         if name in ((result or {}).get("metrics") or {}):
-            return f": it is a metric, .result.metrics[{name!r}]"
+            return f": it is a metric, .metrics[{name!r}]"
         if name in OUTPUT:
             return ": what workers print is .logs(), what a function returned .values"
-        near = difflib.get_close_matches(name, [*_public(Cluster), *_public(Result)], n=1, cutoff=0.8)
+        meant = [right for right, others in OTHER_NAMES.items() if name in others.split()]
+        known = [*_public(Cluster), *_public(Result)]
+        near = meant or difflib.get_close_matches(name, known, n=1, cutoff=0.8)
         if not near and script is not None and script.kind == "function":
-            return ": what the function returned is .values, what it reported .result.metrics"
+            return ": what the function returned is .values, what it reported .metrics"
         return f": is it .{near[0]}?" if near else ""
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *_public(Cluster), *_public(Result)})
+        """Return the names for completion, without those of a tuple, and others that few users need."""
+        return sorted({*super().__dir__(), *_public(Cluster), *_public(Result)} - RARE)
 
     def __await__(self) -> Generator[Any, None, Result]:
         """Wait for the end of the run, like ``await`` of the cluster."""

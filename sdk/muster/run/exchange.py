@@ -104,9 +104,10 @@ class Exchange:
         try:
             library = await in_thread(_whole_folder, self._library)
             await self._lay_out(workers, library, "library")
-            if self._context.checked.project is not None:
-                kept = await self._lay_out(workers, self._context.checked.project, "project", Sending(emit))
-                if kept:
+            project = self._context.checked.project
+            if project is not None:
+                kept = await self._lay_out(workers, project, "project", Sending(emit))
+                if kept and (project.files is None or project.files):
                     text = f"The workers keep the project's files in {kept}: the next run sends only what has changed."
                     emit(events.Note(text), None)
         except (OSError, ValueError) as error:

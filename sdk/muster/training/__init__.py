@@ -13,6 +13,17 @@ standard library and Python 3.6 syntax, `partition` and `states` NumPy besides, 
 are imported only by name.
 """
 
+from importlib import import_module
+
 from .progress import preempted, report
 
 __all__ = ["preempted", "report"]
+
+_MODULES = ("checkpoint", "communication", "horovod", "keras", "partition")
+
+
+def __getattr__(name):  # type: ignore[no-untyped-def]  # since Python 3.7: older ones do not call it
+    """Import one of the modules when it is first asked for, as in ``muster.training.partition.array(x)``."""
+    if name not in _MODULES:
+        raise AttributeError("module %r has no attribute %r" % (__name__, name))
+    return import_module("%s.%s" % (__name__, name))

@@ -26,13 +26,13 @@ KNOWN: tuple[tuple[str, Kind, str, str], ...] = (
     (
         r"Permission denied[^\n]*|Too many authentication failures",
         LoginRefused,
-        "{0} does not let you in: {1}",
+        "{0} does not let you in: {1}.",
         "{trust}, which installs your key there; `ssh -v {0}` shows what is tried",
     ),
     (
         r"Could not resolve hostname [^\n]*",
         HostUnreachable,
-        "There is no host {0}: {1}",
+        "There is no host {0}: {1}.",
         "the name as ssh knows it, or an entry for it in ~/.ssh/config",
     ),
     (
@@ -85,7 +85,7 @@ def host_error(host: str, said: str) -> HostUnreachable | HostKeyUnknown | HostK
             return kind(told, advice=advice.format(host, trust=trust_command(host)), details=details)
     last = said.splitlines()[-1] if said else "the login ended without a word"
     return HostUnreachable(
-        f"{host} cannot be used: {last}",
+        f"{host} cannot be used: {last.rstrip('.')}.",
         advice=f"ssh {host} true, which must work without a question",
         details=said or None,
     )

@@ -112,7 +112,9 @@ class Commands(ABC):
     """
 
     place = "here"
-    missing_advice = "run this on a login node of the cluster, or within a job"
+    missing_advice: str = ArgumentText(
+        Argument("login", ""), " a login node of the cluster, as ssh knows it; or run this on one, or within a job"
+    )
 
     @abstractmethod
     def run(

@@ -121,8 +121,9 @@ class RestClient:
         """
         missing = [name for name in REST_VARIABLES if not environ.get(name)]
         if missing:
+            are = "are" if len(missing) > 1 else "is"
             raise PlatformUnsupported(
-                f"This is no session of a workbench: {', '.join(missing)} is not set, and neither of "
+                f"This is no session of a workbench: {', '.join(missing)} {are} not set, and neither of "
                 f"{' and '.join(LIBRARIES)} can be imported.",
                 advice=ArgumentText(
                     "run in a session of the workbench, or ",
