@@ -35,7 +35,7 @@ from muster.runtime.background import background_loop
 
 from tests.engines import HOSTS_AND_CONTAINERS, SHARING_NOTHING
 from tests.plain import Plain
-from tests.support import command_line, environment, eventually, is_gone
+from tests.support import command_line, environment, eventually, guard_of, is_gone
 
 PROMPT = 15.0  # seconds that noticing a fault may take beside other tests; usually it takes a third of a second
 GONE = 8.0  # seconds that everything may take to be gone; usually it takes some tenths
@@ -259,7 +259,9 @@ class Scene:
         """The processes of the pool itself: its guard, and the template."""
         pool = kept.shared() if self.is_pooled else None
         platform = pool._platform if pool is not None else None
-        return {int(str(pool.warmth["pid"])), platform.guard_pid or 0} if pool and platform else set()
+        if pool is None or platform is None:
+            return set()
+        return {int(str(pool.warmth["pid"])), *(guard_of(worker.id) for worker in platform.list())}
 
     def close(self) -> None:
         """End everything, however the test went."""

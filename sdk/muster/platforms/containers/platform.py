@@ -17,7 +17,7 @@ from muster.job import Resources, Status, Worker, WorkerSpec, at_most
 from muster.options.fields import option
 from muster.platforms import machine
 from muster.platforms.agents import default_log_cap
-from muster.platforms.base import Cleaned, Platform, Reach, Storage, cores_in_words, memory_in_words
+from muster.platforms.base import Cleaned, Platform, Reach, Storage, cores_in_words, memory_in_words, oldest_first
 from muster.platforms.containers import states
 from muster.platforms.containers import worker as containers
 from muster.platforms.containers.cache import empty_cache, make_cache
@@ -91,7 +91,6 @@ class ContainersPlatform(Platform):
         self._homes = ""
         self._guard: ContainerGuard | None = None
         self._lock = threading.Lock()
-        self._specs: dict[str, WorkerSpec] = {}
         self._workers: dict[str, Worker] = {}
         self._submitted: dict[str, list[str]] = {}
         self._told_to_stop: dict[str, float] = {}
@@ -188,7 +187,6 @@ class ContainersPlatform(Platform):
     def _queue(self, specs: Sequence[WorkerSpec]) -> None:
         for spec in specs:
             handle = containers.container_name(spec)
-            self._specs[handle] = spec
             self._workers[handle] = Worker(handle, spec.name, created_at=time.time())
             self._waiting[handle] = ""
 
@@ -240,7 +238,6 @@ class ContainersPlatform(Platform):
         now = time.time()
         for spec in specs:
             handle = containers.container_name(spec)
-            self._specs[handle] = spec
             self._workers[handle] = Worker(handle, spec.name, Status.STARTING, created_at=now, placed_at=now)
 
     def _setting(self, engine: Engine) -> containers.ContainerSetting:
@@ -330,15 +327,9 @@ class ContainersPlatform(Platform):
 
         at_once(stop, handles, AT_ONCE)
 
-    def reattach(self, handles: Sequence[str]) -> list[Worker]:
-        """Take over containers by their names."""
-        found = self.poll(handles)
-        self._workers.update((worker.id, worker) for worker in found)
-        return found
-
     def list(self) -> list[Worker]:
-        """Return all workers that this object has launched or taken over, oldest first."""
-        return sorted(self.poll([*self._workers]), key=lambda worker: worker.created_at or 0.0)
+        """Return all workers that this object has launched, oldest first."""
+        return oldest_first(self.poll([*self._workers]))
 
     def logs(self, handle: str) -> Iterator[str]:
         """Yield the lines of a worker's log, from its container; none once that is removed."""
@@ -361,7 +352,7 @@ class ContainersPlatform(Platform):
         self._is_closed = True
         try:
             with self._starting, asking(engine, "The containers could not be removed"):
-                at_once(lambda name: _end(engine, name), [*self._specs], AT_ONCE)
+                at_once(lambda name: _end(engine, name), [*self._workers], AT_ONCE)
                 remove_everything(engine.client, self._label)
         except BaseException:  # Ctrl-C while the containers end, too
             self._leave_to_guard()
@@ -372,11 +363,6 @@ class ContainersPlatform(Platform):
         guard, self._guard = self._guard, None
         if guard is not None:
             guard.close()
-        taken_over = [name for name in self._workers if name not in self._specs]
-        self.stop(taken_over)
-        deadline = time.monotonic() + STOP_SECONDS
-        while any(not worker.status.is_final for worker in self.poll(taken_over)) and time.monotonic() < deadline:
-            time.sleep(0.05)
         for name, worker in self._workers.items():
             self._workers[name] = worker.moved(Status.STOPPED, finished_at=time.time())
 

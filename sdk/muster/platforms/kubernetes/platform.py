@@ -19,7 +19,7 @@ from muster.errors import LaunchRefused, PlatformError
 from muster.job import Resources, Status, Worker, WorkerSpec
 from muster.options.fields import option
 from muster.platforms.agents import default_log_cap
-from muster.platforms.base import Platform, Reach, Relay, Storage
+from muster.platforms.base import Platform, Reach, Relay, Storage, oldest_first
 from muster.platforms.kubernetes import notes, pods, pulls, rights, states
 from muster.platforms.kubernetes.causes import PREPARED
 from muster.platforms.kubernetes.client import ApiClient, ApiRefused, ClusterGone
@@ -103,7 +103,6 @@ class KubernetesPlatform(Platform):
         self._owner = secrets.token_hex(5)
         self._lock = threading.Lock()
         self._workers: dict[str, Worker] = {}
-        self._own: dict[str, WorkerSpec] = {}
         self._submitted: dict[str, list[str]] = {}
         self._secrets: list[str] = []
         self._told_to_stop: set[str] = set()
@@ -302,7 +301,6 @@ class KubernetesPlatform(Platform):
         now = time.time()
         handles = [f"{defaults.namespace}/{pods.pod_name(spec)}" for spec in specs]
         for handle, spec in zip(handles, specs, strict=True):
-            self._own[handle] = spec
             self._workers[handle] = Worker(handle, spec.name, created_at=now)
         self._submitted[run_key] = handles
         return handles
@@ -392,7 +390,7 @@ class KubernetesPlatform(Platform):
 
     def _look(self, handles: Sequence[str]) -> None:
         """List the pods, and update the states of workers and tunnels."""
-        selector = f"{pods.OWNER}={self._owner}" if all(handle in self._own for handle in handles) else pods.OWNER
+        selector = f"{pods.OWNER}={self._owner}" if all(handle in self._workers for handle in handles) else pods.OWNER
         spaces = {handle.partition("/")[0] for handle in handles if "/" in handle}
         found = self._listed(spaces, selector, resourceVersion="0")
         expected = {
@@ -457,16 +455,9 @@ class KubernetesPlatform(Platform):
         with asking(f"The pod {name} could not be deleted"):
             self._client().delete(f"/api/v1/namespaces/{namespace}/pods/{name}")
 
-    def reattach(self, handles: Sequence[str]) -> list[Worker]:
-        """Take over pods by their names."""
-        self._looked_at = float("-inf")
-        found = self.poll(handles)
-        self._workers.update((worker.id, worker) for worker in found)
-        return found
-
     def list(self) -> list[Worker]:
-        """Return all workers that this object has launched or taken over, oldest first."""
-        return sorted(self.poll([*self._workers]), key=lambda worker: worker.created_at or 0.0)
+        """Return all workers that this object has launched, oldest first."""
+        return oldest_first(self.poll([*self._workers]))
 
     def logs(self, handle: str) -> Iterator[str]:
         """Yield the lines of an ended worker's log while its pod exists; at other times only a session has them."""
@@ -511,9 +502,7 @@ class KubernetesPlatform(Platform):
         living = [handle for handle in self._workers if self._may_run(handle)]
         with asking("The workers could not be deleted"):
             self._told_to_stop.update(living)
-            _for_each(
-                self._delete, [*self._own, *(handle for handle in living if handle not in self._own)], goes_on=True
-            )
+            _for_each(self._delete, [*self._workers], goes_on=True)
         deadline = time.monotonic() + CLOSE_SECONDS
         while living and time.monotonic() < deadline:
             time.sleep(max(0.0, self._looked_at + POLL_SECONDS - time.monotonic()))

@@ -21,7 +21,7 @@ from muster.errors import HostUnreachable, JobError, LaunchRefused, PlatformErro
 from muster.job import EndCause, Resources, Status, Worker, WorkerSpec
 from muster.options.fields import option
 from muster.platforms.agents import default_log_cap
-from muster.platforms.base import Platform, Reach, Relay, Storage, read_log
+from muster.platforms.base import UNKNOWN, Platform, Reach, Relay, Storage, oldest_first, read_log
 from muster.platforms.hosts.hostfile import NAME
 from muster.platforms.slurm import script
 from muster.platforms.slurm.commands import LimitReached, job_of
@@ -54,7 +54,6 @@ END_SECONDS = 10.0  # time that cancelled jobs may take to end
 KILL_SECONDS = 15.0  # time that the step may take that signals the tasks on a node to end
 CHECK_SECONDS = 0.05  # between two checks whether cancelled tasks have ended
 LOGIN_ADVICE = "run again; `ssh HOST` must stay connected for as long as the run, so run it where the network stays up"
-STRANGER = "This platform does not know the worker."
 NODES_SECONDS = 60.0  # for which the partitions and their limits are cached, and what sbatch would take
 
 
@@ -408,7 +407,7 @@ class SlurmPlatform(Platform):
             for handle in of_one:
                 known = self._workers.get(handle) or Worker(handle, handle)
                 if made is None and not known.status.is_final:
-                    known = known.moved(Status.FAILED, reason=STRANGER, finished_at=time.time())
+                    known = known.moved(Status.FAILED, reason=UNKNOWN, finished_at=time.time())
                 found[handle] = known
             if made is not None and any(not found[handle].status.is_final for handle in of_one):
                 found.update(self._polled(made, {handle: found[handle] for handle in of_one}))
@@ -507,15 +506,9 @@ class SlurmPlatform(Platform):
         elif process is not None:
             children.send_signal(process, signal.SIGTERM)
 
-    def reattach(self, handles: Sequence[str]) -> list[Worker]:
-        """Take over workers by their handles."""
-        found = self.poll(handles)
-        self._workers.update((worker.id, worker) for worker in found)
-        return found
-
     def list(self) -> list[Worker]:
-        """Return all workers that this object has launched or taken over, oldest first."""
-        return sorted(self.poll([*self._workers]), key=lambda worker: worker.created_at or 0.0)
+        """Return all workers that this object has launched, oldest first."""
+        return oldest_first(self.poll([*self._workers]))
 
     def logs(self, handle: str) -> Iterator[str]:
         """Yield the lines of a worker's log, if it is on a file system that this machine shares."""
@@ -563,10 +556,8 @@ class SlurmPlatform(Platform):
         for folder, process in self._steps.items():
             self._end_step(process, self._submissions[folder].step, deadline)
         self._steps.clear()
-        own = {handle for handles in self._submitted.values() for handle in handles}
         for made in self._own():
-            if own.intersection(made.handles):
-                made.remove()
+            made.remove()
 
     def _own(self) -> Sequence[Submission]:
         return [
@@ -576,13 +567,9 @@ class SlurmPlatform(Platform):
         ]
 
     def _is_over(self, made: Submission) -> bool:
-        """Return whether all tasks of this object that have begun have ended, as far as their files or states tell."""
-        mine = {
-            task_of(handle)
-            for handle in made.handles
-            if handle in self._workers and not self._workers[handle].status.is_final
-        }
-        return all(task.outcome or not task.pid for number, task in made.tasks().items() if number in mine)
+        """Return whether all tasks that have begun have ended, as far as their files or states tell."""
+        living = {task_of(handle) for handle in made.handles if not self._workers[handle].status.is_final}
+        return all(task.outcome or not task.pid for number, task in made.tasks().items() if number in living)
 
     def _sweep(self) -> None:
         """Cancel the jobs of sessions that were killed together with their guards, and remove their files."""
