@@ -19,7 +19,7 @@ from muster import events
 from muster.agent import wire
 from muster.errors import JobError, MusterError, RunStopped, StartTimeout
 from muster.failure import causes
-from muster.failure.causes import Failure, FailureKind
+from muster.failure.failures import OF_WORKER, Failure, FailureKind
 from muster.job import Plan, Process, Status
 from muster.platforms.base import Storage
 from muster.pools.pool import AgentPool
@@ -201,7 +201,7 @@ class Orchestrator:
     @property
     def _lost(self) -> set[str | None]:
         """Names of the workers that count as lost."""
-        return {failure.worker for failure in self.state.failures if failure.kind in causes.OF_WORKER}
+        return {failure.worker for failure in self.state.failures if failure.kind in OF_WORKER}
 
     async def _launch(self) -> None:
         self._enter("launching")
