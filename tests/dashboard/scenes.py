@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from muster.dashboard.model import RunView, fold
+from muster.dashboard.fold import fold
+from muster.dashboard.run import RunView
 from muster.events import Event
 
 START = 1_800_000_000.0

@@ -17,13 +17,14 @@ from muster.checks.planning import describe_job
 from muster.checks.script import make_script
 from muster.dashboard import choose
 from muster.dashboard.baseline import rate_of_one_worker
+from muster.dashboard.fold import fold
 from muster.dashboard.follow import follow
 from muster.dashboard.logtail import LogTail
 from muster.dashboard.logwindow import LogWindow
-from muster.dashboard.model import RunView, fold
 from muster.dashboard.notebook import NotebookDashboard
 from muster.dashboard.plain import PlainDashboard
 from muster.dashboard.repeat import repeat_command
+from muster.dashboard.run import RunView
 from muster.dashboard.ticker import SECONDS_PER_TICK, Ticker, pause_after
 from muster.errors import JobError
 from muster.events import Event

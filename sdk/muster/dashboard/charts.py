@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
 from muster.dashboard.curve import Curve
-from muster.dashboard.model import RunView
+from muster.dashboard.run import RunView
 from muster.dashboard.text import number
 
 MAX_CHARTS = 4

@@ -15,8 +15,9 @@ from typing import Any
 
 from muster.dashboard import attempts
 from muster.dashboard.curve import Point
-from muster.dashboard.model import RunView, fold
+from muster.dashboard.fold import fold
 from muster.dashboard.repeat import repeat_command
+from muster.dashboard.run import RunView
 from muster.dashboard.worker import WorkerView
 from muster.events import Event, EventKind
 from muster.runtime.clock import has_passed

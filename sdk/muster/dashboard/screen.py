@@ -14,8 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.dashboard import attempts
-from muster.dashboard.model import RunView, WorkerView
+from muster.dashboard.run import RunView
 from muster.dashboard.text import COLOURS, GLYPHS, number, rate, size, sparkline, volume
+from muster.dashboard.worker import WorkerView
 from muster.text.shown import duration
 
 MAX_CAUSE_LINES = 6

@@ -13,9 +13,10 @@ from itertools import compress
 
 from muster.dashboard import attempts
 from muster.dashboard.charts import charts
-from muster.dashboard.model import RunView, WorkerView
 from muster.dashboard.repeat import repeat_command
+from muster.dashboard.run import RunView
 from muster.dashboard.text import GLYPHS, number, rate, size, volume
+from muster.dashboard.worker import WorkerView
 from muster.records.runs import Run
 from muster.text.cleaning import clean
 from muster.text.shown import duration

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from muster.dashboard.fold import MAX_METRICS, fold
 from muster.dashboard.live import COLUMNS, aggregates_of, columns_of, head_of
-from muster.dashboard.model import MAX_METRICS, RunView, WorkerView, fold
 from muster.dashboard.plain import PlainDashboard
-from muster.dashboard.worker import MAX_RANKS
+from muster.dashboard.run import RunView
+from muster.dashboard.worker import MAX_RANKS, WorkerView
 from muster.events import Event, EventKind
 from muster.events.data import read
 
