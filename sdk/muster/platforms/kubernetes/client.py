@@ -101,10 +101,10 @@ class ApiClient:
         """Create an object, and return it. Raises what ``ask`` raises."""
         return self.ask("POST", path, body)
 
-    def delete(self, path: str, body: Mapping[str, Any] | None = None, **query: str) -> bool:
+    def delete(self, path: str, **query: str) -> bool:
         """Delete an object, and return whether there was one to delete. Raises what ``ask`` raises."""
         try:
-            self.ask("DELETE", path, body, query)
+            self.ask("DELETE", path, query=query)
         except ApiRefused as error:
             if error.code in (404, 409):  # it is gone, or another request is changing it
                 return False
