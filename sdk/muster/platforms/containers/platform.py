@@ -273,12 +273,13 @@ class ContainersPlatform(Platform):
         with asking(engine, "The containers could not be listed"):
             listed = containers_with(engine.client, "muster.worker")
         entries = {str(name).lstrip("/"): entry for entry in listed for name in entry.get("Names") or []}
-        found = [self._seen(engine, worker, entries.get(worker.id)) for worker in known]
+        found = [self._current(engine, worker, entries.get(worker.id)) for worker in known]
         self._gpus.release(worker.id for worker in found if worker.status.is_final)
         self._workers.update((worker.id, worker) for worker in found if worker.id in self._workers)
         return found
 
-    def _seen(self, engine: Engine, worker: Worker, entry: Mapping[str, Any] | None) -> Worker:
+    def _current(self, engine: Engine, worker: Worker, entry: Mapping[str, Any] | None) -> Worker:
+        """Return a worker in its current state, given its container as the engine lists it, if it does."""
         if worker.status.is_final:
             return worker
         if worker.id in self._waiting:

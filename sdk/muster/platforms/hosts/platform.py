@@ -249,7 +249,7 @@ class HostsPlatform(Platform):
     def poll(self, handles: Sequence[str]) -> list[Worker]:
         """Return the workers as the guards of their hosts report them."""
         self._refresh([handle for handle in handles if handle in self._workers])
-        others = self._polled([handle for handle in handles if handle not in self._workers])
+        others = self._workers_of_others([handle for handle in handles if handle not in self._workers])
         return [self._workers.get(handle) or others[handle] for handle in handles]
 
     def stop(self, handles: Sequence[str]) -> None:
@@ -314,7 +314,7 @@ class HostsPlatform(Platform):
             guard = guards[number]
             self._look_after(guard[0])
             answer = self._ask(guard, "poll", POLL_SECONDS, keep=self._word)
-            return None if answer is None else self._told(answer, guard, by_guard[guard])
+            return None if answer is None else self._workers_in(answer, guard, by_guard[guard])
 
         answers, failed = for_all(poll, [*guards])
         for number, workers in answers.items():
@@ -327,7 +327,8 @@ class HostsPlatform(Platform):
             if login is None or time.monotonic() - login.heard_at > self.lease_seconds:
                 self._fail_all(guards[number], self._logins.troubles.get(guards[number][0], error.message))
 
-    def _told(self, answer: Mapping[str, Any], guard: Guard, handles: Sequence[str]) -> dict[str, Worker]:
+    def _workers_in(self, answer: Mapping[str, Any], guard: Guard, handles: Sequence[str]) -> dict[str, Worker]:
+        """Return the workers with these handles that a guard's answer tells of, by handle."""
         return workers_of(answer, handles, guard[0], self._logins.get(guard[0]).clock_offset)
 
     def _look_after(self, host: str) -> None:
@@ -348,12 +349,12 @@ class HostsPlatform(Platform):
             known = self._workers[handle]
             self._workers[handle] = known.moved(Status.FAILED, reason=why, finished_at=time.time())
 
-    def _polled(self, handles: Sequence[str]) -> dict[str, Worker]:
+    def _workers_of_others(self, handles: Sequence[str]) -> dict[str, Worker]:
         """Return workers of other platform objects, by handle, as their guards report them."""
         found = {handle: unknown_worker(handle) for handle in handles}
         for guard, its_handles in _by_guard(handles).items():
             answer = self._ask(guard, "poll")
-            known = {} if answer is None else self._told(answer, guard, its_handles)
+            known = {} if answer is None else self._workers_in(answer, guard, its_handles)
             for handle in its_handles:
                 if handle in known:
                     found[handle] = known[handle]

@@ -386,7 +386,7 @@ class KubernetesPlatform(Platform):
         others = {worker.id for worker in known if worker.id not in self._workers}
         if time.monotonic() >= self._looked_at + POLL_SECONDS or not others <= self._looked_for:
             self._look(handles)
-        return [self._workers.get(worker.id) or self._now(worker) for worker in known]
+        return [self._workers.get(worker.id) or self._current(worker) for worker in known]
 
     def _look(self, handles: Sequence[str]) -> None:
         """List the pods, and update the states of workers and tunnels."""
@@ -406,7 +406,7 @@ class KubernetesPlatform(Platform):
             relay.see({handle.partition("/")[2]: pod for handle, pod in found.items()})
         for handle in handles:
             if handle in self._workers:
-                self._workers[handle] = self._now(self._workers[handle])
+                self._workers[handle] = self._current(self._workers[handle])
         self._inquiries.ask_for_a_delay([self._workers[handle] for handle in handles if handle in self._workers])
 
     def _listed(self, namespaces: Iterable[str], selector: str, **query: str) -> dict[str, dict[str, Any]]:
@@ -418,7 +418,8 @@ class KubernetesPlatform(Platform):
             found |= {f"{namespace}/{pod['metadata']['name']}": pod for pod in listed["items"]}
         return found
 
-    def _now(self, worker: Worker) -> Worker:
+    def _current(self, worker: Worker) -> Worker:
+        """Return a worker in its current state, as the last look at its pod and the inquiries about it tell."""
         pod = self._seen.get(worker.id)
         name = worker.id.partition("/")[2]
         refusal = next((found for relay in self._relays if (found := relay.refusal(name)) is not None), None)

@@ -312,14 +312,15 @@ class SlurmPlatform(Platform):
                     known = known.moved(Status.FAILED, reason=UNKNOWN, finished_at=time.time())
                 found[handle] = known
             if made is not None and any(not found[handle].status.is_final for handle in of_one):
-                found.update(self._polled(made, {handle: found[handle] for handle in of_one}))
+                found.update(self._states_or_lost(made, {handle: found[handle] for handle in of_one}))
         self._workers.update((handle, worker) for handle, worker in found.items() if handle in self._workers)
         return [found[handle] for handle in handles]
 
-    def _polled(self, made: Submission, known: Mapping[str, Worker]) -> dict[str, Worker]:
+    def _states_or_lost(self, made: Submission, known: Mapping[str, Worker]) -> dict[str, Worker]:
+        """Return workers of a submission in their current states: failed where its login has ended for good."""
         if not self._is_lost(made):
             try:
-                return self._asked(made, known)
+                return self._states(made, known)
             except HostUnreachable:
                 if not self._is_lost(made):
                     raise
@@ -334,7 +335,8 @@ class SlurmPlatform(Platform):
         """Return whether the login has ended by which this object submitted: the guard there then ends the job."""
         return made.connection is not None and made.connection is not self._site.connection
 
-    def _asked(self, made: Submission, known: Mapping[str, Worker]) -> dict[str, Worker]:
+    def _states(self, made: Submission, known: Mapping[str, Worker]) -> dict[str, Worker]:
+        """Return workers of a submission in their current states. Raises PlatformError."""
         tasks = made.tasks()
         step = self._steps.get(str(made.folder))
         found = {}
