@@ -18,7 +18,7 @@ from muster.errors import LaunchRefused, PlatformError
 from muster.job import EndCause, Status, Worker
 from muster.platforms.kubernetes import notes
 from muster.platforms.kubernetes.client import ClusterGone
-from muster.platforms.kubernetes.guard import remove_everything
+from muster.platforms.kubernetes.guard import remove_everything, sweep
 from muster.platforms.kubernetes.platform import KubernetesPlatform, _for_each
 
 from tests.platforms.kubernetes.fake_server import Answer, Fake, fake_kubeconfig, fake_server
@@ -181,15 +181,15 @@ def test_a_sweep_removes_what_is_muster_s_alone_and_holds_up_nothing(fake: Fake)
     listed = Answer(200, {"items": [pod]})
     fake.otherwise = lambda method, path: listed if method == "GET" else Answer(403, {"message": "cannot delete"})
     platform = KubernetesPlatform()
-    platform._sweep(platform._client(), "ml")
+    sweep(platform._client(), "ml")
     alive = {**POD, "metadata": {**META, "name": "q", "annotations": {"muster/session": owner()}}}
     both = Answer(200, {"items": [pod, alive]})  # whoever may make pods can give one the label of another session
     fake.otherwise = lambda method, path: both if method == "GET" else Answer(200)
-    platform._sweep(platform._client(), "ml")
+    sweep(platform._client(), "ml")
     assert deleted(fake) == ["pods/p", "pods/p"], "refused, and then alone: the Secrets may be the living session's"
     fake.otherwise = lambda method, path: listed if method == "GET" else Answer(200)
     fake.asked.clear()
-    platform._sweep(platform._client(), "ml")
+    sweep(platform._client(), "ml")
     assert deleted(fake) == ["pods/p", "secrets/muster-a-1", "secrets/muster-a-1-0"]
 
 
@@ -326,7 +326,7 @@ def test_a_sweep_removes_secrets_without_pods_by_the_note_of_who_made_them(fake:
     ]
     fake.otherwise = lambda method, path: Answer(200, {"items": pods if "%3Dx" in path else []})
     platform = KubernetesPlatform()
-    platform._sweep(platform._client(), "ml")
+    sweep(platform._client(), "ml")
     assert deleted(fake) == ["pods/ours", "secrets/muster-x-1", "secrets/muster-x-1-0"]
     assert sorted(path.stem for path in notes.folder().iterdir()) == ["alive", "other"]
 

@@ -27,10 +27,10 @@ from muster.platforms.containers.guard import (
     OWNER,
     ContainerGuard,
     containers_with,
-    is_left,
     make_homes,
     new_label,
     remove_everything,
+    remove_left_behind,
     remove_orphaned_homes,
 )
 from muster.platforms.containers.images import (
@@ -214,7 +214,9 @@ class ContainersPlatform(Platform):
     def _start(self, engine: Engine, specs: Sequence[WorkerSpec]) -> None:
         """Create and start containers, all or none. Raises PlatformError."""
         if self._guard is None:
-            self._sweep(engine)
+            with asking(engine, "The containers could not be listed"):
+                remove_left_behind(engine.client)
+            remove_orphaned_homes()
             self._guard = ContainerGuard(engine.url, self._label)
         setting = self._setting(engine)
         made: list[str] = []
@@ -377,18 +379,6 @@ class ContainersPlatform(Platform):
             guard.clean_up(gpus.release_all)
         # What is launched from now on is not that guard's to remove.
         self._label, self._network, self._has_network, self._homes = new_label(), None, False, ""
-
-    @staticmethod
-    def _sweep(engine: Engine) -> None:
-        """Remove the containers, networks and homes of sessions that were killed together with their guards."""
-        with asking(engine, "The containers could not be listed"):
-            found = [
-                *containers_with(engine.client, OWNER), *engine.client.networks(filters={"label": [OWNER]}),
-            ]  # fmt: skip
-            for label in {(entry.get("Labels") or {}).get(OWNER, "") for entry in found}:
-                if is_left(label):
-                    remove_everything(engine.client, label)
-        remove_orphaned_homes()
 
 
 def _check_resources(engine: Engine, wanted: Mapping[str, Resources]) -> None:

@@ -13,19 +13,19 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from muster.agent.owners import is_orphaned, owner
+from muster.agent.owners import owner
 from muster.agent.pod_tunnel import HERE
 from muster.errors import LaunchRefused, PlatformError
 from muster.job import Resources, Status, Worker, WorkerSpec
 from muster.options.fields import option
 from muster.platforms.agents import default_log_cap
 from muster.platforms.base import Platform, Reach, Relay, Storage, oldest_first
-from muster.platforms.kubernetes import notes, pods, pulls, rights, states
+from muster.platforms.kubernetes import pods, pulls, rights, states
 from muster.platforms.kubernetes.causes import PREPARED
 from muster.platforms.kubernetes.client import ApiClient, ApiRefused, ClusterGone
 from muster.platforms.kubernetes.defaults import PodDefaults, find_defaults
 from muster.platforms.kubernetes.exec_stream import ExecStream, open_exec
-from muster.platforms.kubernetes.guard import POLL_SECONDS, PodGuard, is_on_a_node, remove_everything, secrets_of
+from muster.platforms.kubernetes.guard import POLL_SECONDS, PodGuard, is_on_a_node, sweep
 from muster.platforms.kubernetes.inquiries import WAITING, Inquiries
 from muster.platforms.kubernetes.kubeconfig import find_access
 from muster.platforms.kubernetes.limits import FEWER, ClusterLimits, read_limits
@@ -280,7 +280,7 @@ class KubernetesPlatform(Platform):
         if self._guard is None:
             self._check_rights(client, defaults.namespace)
             self._check_queue(client)
-            self._sweep(client, defaults.namespace)
+            sweep(client, defaults.namespace)
             self._check_room([spec.resources for spec in specs])
             self._guard = PodGuard(client.access, defaults.namespace, self._owner)
         made = [*pods.config_secrets(specs, setting)]
@@ -517,44 +517,6 @@ class KubernetesPlatform(Platform):
     def _may_run(self, handle: str) -> bool:
         """Return whether a worker has not ended, or a node still has its pod, though it was stopped before it ran."""
         return not self._workers[handle].status.is_final or is_on_a_node(self._seen.get(handle, {}))
-
-    @staticmethod
-    def _sweep(client: ApiClient, namespace: str) -> None:
-        """Delete the pods and Secrets of sessions that were killed together with their guards."""
-        left: dict[str, set[str]] = {}
-        with asking("The pods could not be listed"):
-            owned: dict[str, list[Any]] = {}
-            for pod in client.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=pods.OWNER)["items"]:
-                owned.setdefault(pod["metadata"]["labels"][pods.OWNER], []).append(pod)
-            for label, all_ in owned.items():
-                if any(map(_is_left, all_)):
-                    # Whoever may make pods can give one the label of another session, which may need the Secrets.
-                    left[label] = set().union(*map(secrets_of, all_)) if all(map(_is_left, all_)) else set()
-        sessions: dict[str, str] = {}
-        for facts in notes.left():
-            if (facts.get("server"), facts.get("namespace")) == (client.access.server, namespace):
-                left.setdefault(facts["owner"], set()).update(facts["secrets"])
-                sessions[facts["owner"]] = str(facts["process"])
-
-        def is_own(pod: Mapping[str, Any]) -> bool:
-            return _is_left(pod) or _session_of(pod) == sessions.get(pod["metadata"]["labels"][pods.OWNER])
-
-        for label, names in left.items():
-            with contextlib.suppress(PlatformError):  # the next session tries again
-                # Nobody waits for the pods' ends, as a run waits for this.
-                remove_everything(client, namespace, label, names, seconds=0.0, is_own=is_own)
-                if label in sessions:
-                    notes.remove(label)
-
-
-def _session_of(pod: Mapping[str, Any]) -> str:
-    """Return the label of the process that has made a pod; empty if it does not say."""
-    return str((pod["metadata"].get("annotations") or {}).get(pods.SESSION, ""))
-
-
-def _is_left(pod: Mapping[str, Any]) -> bool:
-    """Return whether the session that has made a pod has ended for certain."""
-    return is_orphaned(_session_of(pod))
 
 
 def _no_way(refusal: ApiRefused) -> dict[str, str]:
