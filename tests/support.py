@@ -410,6 +410,12 @@ def environment(**changes: str) -> dict[str, str]:
 OWN_PROCESSES = re.compile(r"/agent/__main__\.py (guard|session) |-o ControlPath=\S+ .*-T -- ")
 
 
+def first_line(platform: Platform, handle: str) -> str:
+    """Return the first line that a worker prints."""
+    lines: list[str] = eventually(lambda: list(platform.logs(handle)), "it has printed")
+    return lines[0]
+
+
 def guard_of(handle: str) -> int:
     """Return the process id of the guard of a worker on this machine, which the worker's handle ends with."""
     found = HANDLE.fullmatch(handle)

@@ -17,27 +17,15 @@ from muster.dashboard.clicks import let_clicks_through
 from muster.dashboard.live import LiveState
 from muster.dashboard.notebook import NotebookDashboard
 from muster.errors import RunUnreachable
-from muster.events import Event
-from muster.records.folders import make_run_folder
-from muster.records.journal import Journal
 from muster.records.runs import Run
 
-from tests.dashboard.scenes import at, failing, training
+from tests.dashboard.scenes import at, failing, record, training
 from tests.support import eventually
 
 pytest.importorskip("anywidget")
 
 from muster.dashboard import widget as widget_module
 from muster.dashboard.widget import RunWidget
-
-
-def record(events: list[Event]) -> Run:
-    run = Run(make_run_folder("mnist"))
-    journal = Journal(run.run_dir / "events.jsonl")
-    for event in events:
-        journal(event)
-    journal.close()
-    return run
 
 
 @pytest.fixture

@@ -27,7 +27,17 @@ from muster.platforms.guard_process import GuardGone
 from muster.platforms.local import LocalPlatform
 from muster.runtime import children
 
-from tests.support import InterruptedPopen, Run, StubSession, alarms, eventually, guard_of, handles_of, is_gone, shell
+from tests.support import (
+    InterruptedPopen,
+    Run,
+    StubSession,
+    alarms,
+    eventually,
+    guard_of,
+    handles_of,
+    is_gone,
+    shell,
+)
 
 
 @pytest.fixture
@@ -41,12 +51,6 @@ def worker_of(pid: int) -> str:
     """The worker that a process belongs to."""
     found = [entry for entry in linux.environment_of(pid) if entry.startswith(b"MUSTER_WORKER=")]
     return found[0].decode() if found else ""
-
-
-def first_line(platform: LocalPlatform, handle: str) -> str:
-    """The first line that a worker prints."""
-    lines: list[str] = eventually(lambda: list(platform.logs(handle)), "it has printed")
-    return lines[0]
 
 
 def final(platform: LocalPlatform) -> bool:
