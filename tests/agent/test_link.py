@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
 import ssl
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -100,6 +104,55 @@ def test_a_session_that_is_about_to_listen_is_dialled_again(loop: Loop, tmp_path
             context.wrap_socket(listener.accept()[0], True).close()
 
         assert_dialled(loop, listener, certificate, serve)
+
+
+# A session in a network namespace of its own, whose network becomes ready after a while.
+NOT_READY_YET = """
+import errno, os, socket, subprocess, sys, threading, time
+from pathlib import Path
+from muster.agent import link
+from muster.agent.loop import Loop
+from muster.pools.listener import server_context
+
+context, certificate = server_context(Path(sys.argv[1]), "192.0.2.1")
+listener = socket.create_server(("0.0.0.0", 0))
+port = listener.getsockname()[1]
+before, after = (command.split() for command in sys.argv[2:])
+subprocess.run(["ip", *before], check=True)
+try:
+    socket.create_connection(("192.0.2.1", port), 1)
+except OSError as error:
+    print(errno.errorcode[error.errno])
+
+def serve():
+    time.sleep(0.3)
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    subprocess.run(["ip", *after], check=True)
+    context.wrap_socket(listener.accept()[0], True).close()
+
+thread = threading.Thread(target=serve, daemon=True)
+thread.start()
+agent = link.Link(Loop(), print, print)
+agent.dial({"host": "192.0.2.1", "port": port, "certificate": certificate})
+print(agent.is_open)
+thread.join()
+"""
+ADDRESS = "addr add 192.0.2.1/32 dev lo"
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="only root can make a network")
+@pytest.mark.parametrize(
+    ("before", "after", "error"),
+    [
+        ("link set lo down", ADDRESS, "ENETUNREACH"),
+        ("route add unreachable 192.0.2.0/24 metric 9", ADDRESS, "EHOSTUNREACH"),
+    ],
+)
+def test_a_network_that_is_about_to_be_ready_is_waited_for(tmp_path: Path, before: str, after: str, error: str) -> None:
+    """As of a container that has just been started."""
+    command = ["unshare", "--net", sys.executable, "-c", NOT_READY_YET, str(tmp_path), before, after]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (result.stdout.split(), result.stderr) == ([error, "True"], "")
 
 
 @pytest.mark.parametrize("lease", [0.0, 60.0], ids=["no lease", "lease"])

@@ -4,6 +4,7 @@ If the worker has a lease, a connection that has ended is dialled again until th
 on. Messages that must not be lost are sent again (``outbox.py``).
 """
 
+import errno
 import socket
 import ssl
 import time
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
 DIAL_TIMEOUT = 20  # seconds for connecting and for each step of the TLS handshake
-AGAIN_SECONDS = 10.0  # for which the session is dialled again at first, where it hangs up before it has said who it is
+AGAIN_SECONDS = 10.0  # for which the session is dialled again at first, where what is in the way may pass
 REFUSED_SECONDS = 1.0  # for which it is dialled again at first, where nobody listens: it may be about to
+# Of a network that is not ready yet, as that of a container or pod may be for some seconds after its start.
+NOT_READY = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL, socket.EAI_AGAIN)
 HUNG_UP = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 REDIAL_TIMEOUT = 5.0  # seconds for one more try
 REDIAL_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.0)  # seconds before each try, and the last of them from then on
@@ -31,6 +34,18 @@ CHECK_SECONDS = 1.0  # between two checks for that
 
 class Unreachable(OSError):
     """Nobody answers at the session's address."""
+
+
+def _seconds_for(error: OSError, has_answered: bool) -> float:
+    """Return for how long the session is dialled after an error that may pass; 0 after another.
+
+    Args:
+        error: why there is no connection.
+        has_answered: whether there was one before, which the other side ended.
+    """
+    if isinstance(error, ConnectionRefusedError):
+        return AGAIN_SECONDS if has_answered else REFUSED_SECONDS
+    return AGAIN_SECONDS if error.errno in NOT_READY else 0.0
 
 
 class Link:
@@ -73,17 +88,17 @@ class Link:
         """
         self._session = session
         address = (session["host"], session["port"])
-        again_until = time.monotonic() + AGAIN_SECONDS
-        refused_until = time.monotonic() + REFUSED_SECONDS
+        began = time.monotonic()
+        has_answered = False
         while True:
             try:
                 plain = connection_to(address, DIAL_TIMEOUT)
             except OSError as error:
-                if isinstance(error, ConnectionRefusedError) and time.monotonic() < refused_until:
-                    time.sleep(REDIAL_PAUSES[0])
-                    continue
-                raise Unreachable("it cannot reach the session at {}:{}: {}".format(*address, error)) from error
-            refused_until = again_until  # somebody has listened there
+                if time.monotonic() > began + _seconds_for(error, has_answered):
+                    raise Unreachable("it cannot reach the session at {}:{}: {}".format(*address, error)) from error
+                time.sleep(REDIAL_PAUSES[0])
+                continue
+            has_answered = True
             connection = Connection(self._loop, plain, self._receive, self._lose)
             try:
                 self._family, self._peer = plain.family, plain.getpeername()
@@ -93,7 +108,7 @@ class Link:
                 connection.abort()
                 is_another = isinstance(error, ssl.SSLError) and not isinstance(error, HUNG_UP)
                 # Where many connect, strangers perhaps, session and relays hang up on some.
-                if is_another or time.monotonic() > again_until:
+                if is_another or time.monotonic() > began + AGAIN_SECONDS:
                     raise
                 time.sleep(REDIAL_PAUSES[0])
         self._connection = connection
