@@ -69,7 +69,7 @@ def _run_attempt(view: RunView, event: Event, data: events.RunAttempt) -> None:
     _end_attempt(view, event.time, clean(data.cause or data.reason), reason)
     view.attempts.append(AttemptView(data.attempt, event.time))
     view.exception = view.culprit = ""
-    view.has_stepped, view.told = False, None
+    view.has_stepped, view.metrics_from = False, None
     view.stages.clear()
     view.silent.clear()
     for name, worker in view.workers.items():  # replaced in place, so that they keep their order
@@ -218,7 +218,7 @@ def _progress(view: RunView, worker: WorkerView, when: float, data: events.Progr
             continue
         curve = view.curves.setdefault(clean(name), Curve())
         if curve.add(source, Point(when, progress.total_step, float(value))):
-            view.told = (worker.name, progress)
+            view.metrics_from = (worker.name, progress)
 
 
 def _exception(view: RunView, worker: WorkerView, when: float, data: events.ScriptRaised) -> None:

@@ -185,7 +185,7 @@ def is_on_its_way(view: RunView) -> bool:
 
 def progress_line(view: RunView) -> str:
     """Return the progress of the training, as a line."""
-    shown = view.told[1] if view.told else view.slowest  # of the rank that the metrics come from
+    shown = view.metrics_from[1] if view.metrics_from else view.slowest  # of the rank that the metrics come from
     parts = []
     if shown is not None and shown.epoch is not None:
         parts.append(f"epoch {shown.epoch_now}" + (f"/{shown.epochs}" if shown.epochs else ""))

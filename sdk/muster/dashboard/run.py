@@ -42,7 +42,7 @@ class RunView:
         exception_is_echo: whether ``exception`` is of the latter kind.
         attempts: the attempts so far, the newest of them if there are very many.
         single_rate: examples per second of the same job on a single worker, from an earlier run.
-        told: the worker whose rank the metrics come from, and the progress of that rank.
+        metrics_from: the worker whose rank the metrics come from, and the progress of that rank.
         has_stepped: whether any process has begun to train.
         stages: the number of workers at each stage before their first step.
         silent: names of the workers that are silent, in the order in which they became so.
@@ -74,7 +74,7 @@ class RunView:
     attempts: deque[AttemptView] = field(default_factory=lambda: deque(maxlen=MOST))
     workers: dict[str, WorkerView] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
-    told: tuple[str, ProcessProgress] | None = None
+    metrics_from: tuple[str, ProcessProgress] | None = None
     has_stepped: bool = False
     stages: Counter[str] = field(default_factory=Counter)
     silent: dict[str, None] = field(default_factory=dict)
@@ -187,7 +187,7 @@ class RunView:
     def laggard(self) -> WorkerView | None:
         """The slowest worker if the run is under way and another process is well ahead of it, else None."""
         slowest = self.slowest_worker
-        others = (progress for worker in self.workers.values() for progress in worker.told)
+        others = (progress for worker in self.workers.values() for progress in worker.reported)
         if slowest is None or self.status != "running":
             return None
         return slowest if any(slowest.slowest.is_well_behind(other) for other in others) else None
@@ -197,14 +197,14 @@ class RunView:
         return self.ps_memory_limit if worker.role == SERVER else self.memory_limit
 
     @property
-    def tellers(self) -> str:
+    def share_reporting(self) -> str:
         """The number of ranks that have reported progress, out of all ranks of the same roles, in words.
 
         Empty if all have reported progress, and once the run has succeeded.
         """
         roles = {worker.role for worker in self.workers.values() if worker.slowest.has_begun}
         alike = [worker for worker in self.workers.values() if worker.role in roles]
-        told = sum(len(worker.told) for worker in alike)
+        told = sum(len(worker.reported) for worker in alike)
         expected = sum(max(len(worker.progress), 1) for worker in alike)
         noun = "workers" if expected == len(alike) else "ranks"
         return f"told by {told} of {expected} {noun}" if self.status != "succeeded" and told < expected else ""

@@ -255,7 +255,7 @@ class Orchestrator:
             for name, process in plan.processes.items():
                 env = self._own_env(name, process.env)
                 self.pool.send(name, wire.Expect(process.argv, env, process.cwd, self._splits(name)))
-        await self._launcher.go(plan)
+        await self._launcher.give_arguments(plan)
         if not plan.starter:
             for name, rank, process in plan.starts():
                 self._start_process(name, rank, process)

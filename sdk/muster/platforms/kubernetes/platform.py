@@ -403,7 +403,7 @@ class KubernetesPlatform(Platform):
         self._looked_for = frozenset(handles)
         self._looked_at = time.monotonic()
         for relay in self._relays:
-            relay.see({handle.partition("/")[2]: pod for handle, pod in found.items()})
+            relay.update({handle.partition("/")[2]: pod for handle, pod in found.items()})
         for handle in handles:
             if handle in self._workers:
                 self._workers[handle] = self._current(self._workers[handle])
@@ -428,7 +428,7 @@ class KubernetesPlatform(Platform):
         if pod is not None:
             self._inquiries.remember(worker.id, pod)
         trouble = self._inquiries.pull_troubles.get(worker.id)
-        now = states.seen(worker, pod, worker.id in self._told_to_stop, trouble.error if trouble else "")
+        now = states.state_of(worker, pod, worker.id in self._told_to_stop, trouble.error if trouble else "")
         delay = self._inquiries.delays.get(worker.id)
         if now.status in WAITING and delay and trouble is None:
             said = "" if str(now.reason).startswith(PREPARED) else now.reason  # then the delay says more

@@ -48,8 +48,8 @@ class SlurmOptions:
         self._selection = USUAL
         self._variables: Mapping[str, str] = {}  # of the environment there
 
-    def said(self, name: str) -> str | None:
-        """Return an option as the user says it, here or to sbatch by a variable of the environment there."""
+    def given(self, name: str) -> str | None:
+        """Return an option as the user gives it, here or to sbatch by a variable of the environment there."""
         return self._asked[name] or self._variables.get(script.VARIABLES[name])
 
     def flags(self) -> dict[str, str]:
@@ -71,18 +71,18 @@ class SlurmOptions:
             self._selection = selection_of(self._site.ask("scontrol", "show", "config", what=what))
             self._variables = self._site.variables()
             self._known_at = time.monotonic()
-        return chosen(self._partitions, None if self._site.allocation else self.said("partition"))
+        return chosen(self._partitions, None if self._site.allocation else self.given("partition"))
 
     def nodes_now(self) -> list[Node]:
         """Return the nodes of the partitions that jobs go to, in their present states."""
-        there = chosen(partitions(self._site), self.said("partition"))
+        there = chosen(partitions(self._site), self.given("partition"))
         return [node for partition in there for node in partition.nodes]
 
     def check_fits(self, wanted: Sequence[tuple[str, Resources]]) -> None:
         """Raise ResourceError or JobError for workers, with their names, that could never run."""
         there = self.chosen_partitions()
         selection = selection_in(there, self._selection)
-        check_fits(there, wanted, self.said("time"), self._asked["nodes"], selection, self.said("constraint"))
+        check_fits(there, wanted, self.given("time"), self._asked["nodes"], selection, self.given("constraint"))
 
     def of_workers(self, wanted: Sequence[Resources], queue_seconds: float | None = None) -> script.SiteOptions:
         """Return the options of a job for these workers, which may be queued for so many seconds.
@@ -92,7 +92,7 @@ class SlurmOptions:
             PlatformError: Slurm does not answer.
         """
         there = self.chosen_partitions()
-        fitting = with_features(there, self.said("constraint"))
+        fitting = with_features(there, self.given("constraint"))
         selection = selection_in(there, self._selection)
         nodes = nodes_in(fitting)
         has_memory = all(node.memory > 1 for node in nodes)
@@ -104,14 +104,14 @@ class SlurmOptions:
             if (number := workers_per_node(count, each, nodes, selection, self._asked["nodes"])) is not None
         }
         own: dict[Resources, str] = {}
-        if len(parts) > 1 and len(there) > 1 and self.said("partition"):
-            limit = self.said("time")
+        if len(parts) > 1 and len(there) > 1 and self.given("partition"):
+            limit = self.given("time")
             own = {each: partition_for(count, each, fitting, limit, self._selection) for count, each in parts}
         return script.SiteOptions(
             partitions=own,
             flags={
                 **self.flags(),
-                **({"partition": str(self.said("partition"))} if own else {}),
+                **({"partition": str(self.given("partition"))} if own else {}),
                 **script.deadline_of(queue_seconds, self._asked["time"]),
             },
             raw=self._raw,
