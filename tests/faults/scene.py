@@ -35,7 +35,7 @@ from muster.runtime.background import background_loop
 
 from tests.engines import HOSTS_AND_CONTAINERS, SHARING_NOTHING
 from tests.plain import Plain
-from tests.support import command_line, environment, eventually, guard_of, is_gone
+from tests.support import command_line, environment, eventually, is_gone
 
 PROMPT = 15.0  # seconds that noticing a fault may take beside other tests; usually it takes a third of a second
 GONE = 8.0  # seconds that everything may take to be gone; usually it takes some tenths
@@ -261,7 +261,8 @@ class Scene:
         platform = pool._platform if pool is not None else None
         if pool is None or platform is None:
             return set()
-        return {int(str(pool.warmth["pid"])), *(guard_of(worker.id) for worker in platform.list())}
+        guard = platform._guard  # which is there before any worker whose handle would tell of it
+        return {int(str(pool.warmth["pid"])), *([guard.pid] if guard is not None else [])}
 
     def close(self) -> None:
         """End everything, however the test went."""
