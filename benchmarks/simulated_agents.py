@@ -64,10 +64,6 @@ class Simulated(Platform):
         """Return the workers as starting until they are stopped. Making them anew is no work of the session's."""
         return self._workers
 
-    def reattach(self, handles: Sequence[str]) -> list[Worker]:
-        """Return the workers, as ``poll`` does."""
-        return self.poll(handles)
-
     def stop(self, handles: Sequence[str]) -> None:
         """Say from now on that the workers have been stopped: they end by themselves, with the session."""
         self._workers = [replace(worker, status=Status.STOPPED) for worker in self._workers]

@@ -13,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from muster.checks.script import make_script
-from muster.dashboard.model import RunView, fold
+from muster.dashboard.fold import fold
+from muster.dashboard.run import RunView
 from muster.dashboard.screen import Screen
 from muster.errors import MusterError
 from muster.events import Event

@@ -34,6 +34,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from muster.agent import frames, linux
 from muster.job import Process, Resources, SessionAddress, SshIdentity, Worker, WorkerSpec
 from muster.platforms.base import Platform
+from muster.platforms.guards import HANDLE
 from muster.pools.listener import listening_socket
 from muster.records import runs
 from muster.records.scratch import make_scratch
@@ -407,6 +408,19 @@ def environment(**changes: str) -> dict[str, str]:
 
 # Matches the command lines of the guard of this machine's workers, of a session's guard, and of a login to a host.
 OWN_PROCESSES = re.compile(r"/agent/__main__\.py (guard|session) |-o ControlPath=\S+ .*-T -- ")
+
+
+def first_line(platform: Platform, handle: str) -> str:
+    """Return the first line that a worker prints."""
+    lines: list[str] = eventually(lambda: list(platform.logs(handle)), "it has printed")
+    return lines[0]
+
+
+def guard_of(handle: str) -> int:
+    """Return the process id of the guard of a worker on this machine, which the worker's handle ends with."""
+    found = HANDLE.fullmatch(handle)
+    assert found is not None, handle
+    return int(found["pid"])
 
 
 def guards_and_logins() -> dict[int, str]:

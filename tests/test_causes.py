@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 from muster.agent import ranks
 from muster.failure import causes
-from muster.failure.causes import Bearing, Failure, FailureKind, alike, root_cause, ties
+from muster.failure.causes import alike, root_cause, ties
+from muster.failure.failures import Bearing, Failure, FailureKind
 from muster.job import EndCause
 
 CHAINED = (

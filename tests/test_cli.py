@@ -23,8 +23,8 @@ import pytest
 from click.testing import CliRunner, Result
 from muster import errors, platforms
 from muster.commands import meanwhile
+from muster.commands.logs import Tail
 from muster.commands.main import exit_code, main
-from muster.commands.recorded import Tail
 from muster.commands.run import as_options
 from muster.commands.run import run as run_command
 from muster.commands.wrapping import wrapped
@@ -600,7 +600,7 @@ class TestLogs:
             cleaned.append(text)
             return clean(text)
 
-        monkeypatch.setattr("muster.commands.recorded.clean", counted)
+        monkeypatch.setattr("muster.commands.logs.clean", counted)
         plain = [f"{number} \u00e4 \u4e2d" for number in range(20_000)]
         log = recorded().run_dir / "logs" / "worker-1.log"
         log.write_text("\n".join([*plain, "\x1b[31mred\x1b[0m\t1", "half\rall", ""]) + "\n")

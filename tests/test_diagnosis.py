@@ -18,8 +18,9 @@ from muster.errors import (
     WorkerOutOfMemory,
 )
 from muster.failure.advice import advice_on_launcher, advice_on_loss
-from muster.failure.causes import Failure, FailureKind, alike, root_cause
+from muster.failure.causes import alike, root_cause
 from muster.failure.diagnosis import did_not_come_up, explain, not_up, stalled, workers_missing
+from muster.failure.failures import Failure, FailureKind
 from muster.failure.logs import crash_report, mark_attempt, tail
 from muster.failure.waiting import Verdict
 from muster.records.result import Result, read_record

@@ -27,7 +27,7 @@ from muster.runtime import interrupts
 from muster.runtime.background import result_of
 from muster.runtime.latch import Latch
 
-from tests.support import Run, alarms, command_line, eventually, is_gone, shell
+from tests.support import Run, alarms, command_line, eventually, guard_of, is_gone, shell
 
 pytestmark = pytest.mark.timeout(60)
 ANYWHERE = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -161,8 +161,7 @@ def commands_of(run: Run, command: str) -> list[int]:
 def test_a_pool_whose_close_is_interrupted_is_closed_and_can_be_closed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     platform = LocalPlatform()
     pool = muster.pool(1, memory=0.3, platform=platform, dashboard=False)
-    guard = platform.guard_pid
-    assert guard is not None
+    guard = guard_of(platform.list()[0].id)
     monkeypatch.setattr(PooledPlatform, "close", lambda _: signal.default_int_handler(signal.SIGINT, None))
     with pytest.raises(KeyboardInterrupt):
         pool.close()

@@ -20,7 +20,7 @@ from typing import Any
 import muster
 from muster.errors import MusterError
 from muster.events import Event
-from muster.failure.causes import CRASHES
+from muster.failure.failures import CRASHES
 from muster.text.names import signal_name
 
 from benchmarks.chaos import faults, harness, verdicts

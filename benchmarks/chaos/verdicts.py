@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from muster.errors import MusterError
-from muster.failure.causes import CRASHES
+from muster.failure.failures import CRASHES
 
 from benchmarks.chaos.faults import NOTHING, Case, Fault
 

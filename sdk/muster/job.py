@@ -380,6 +380,11 @@ class Worker:
             return self
         return replace(self, status=status, **changes)
 
+    def updated(self, fresh: Worker) -> Worker:
+        """Return the worker as a later poll found it, with the name and the time of creation that are known here."""
+        known = {"id", "name", "status", "created_at"}
+        return self.moved(fresh.status, **{name: value for name, value in vars(fresh).items() if name not in known})
+
 
 class Workers(Table[Worker]):
     """Launched workers, shown as a table."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from muster.platforms.local import LocalPlatform
 
-from tests.support import Run, StubSession, eventually, fresh_identity
+from tests.support import Run, StubSession, eventually, fresh_identity, guard_of
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
         "agents": [session.wait_for("hello", name)["pid"] for name in wanted["names"]],
         "ports": [port for hello in session.received("hello") for port in hello["ports"]],
         "processes": [session.wait_for("started", name)["pid"] for name in wanted["names"]],
-        "guard": platform.guard_pid,
+        "guard": guard_of(workers[0].id),
         "token": session.token,
     }
     eventually(lambda: all(worker.status == "running" for worker in platform.list()), "all run")

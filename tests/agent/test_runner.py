@@ -16,7 +16,7 @@ from typing import Any
 import cloudpickle
 import pytest
 from muster.checks.script import make_script
-from muster.failure.causes import Bearing, Failure, FailureKind
+from muster.failure.failures import Bearing, Failure, FailureKind
 from muster.runner import exceptions, runner, stacks, tracebacks
 from muster.runner.exceptions import LONGEST_MESSAGE, message_of
 from muster.runner.tracebacks import of_scripts

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from muster.failure.causes import Bearing, Failure, FailureKind
+from muster.failure.failures import Bearing, Failure, FailureKind
 from muster.runner import runner
 
 

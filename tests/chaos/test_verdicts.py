@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from muster.errors import MusterError, RunTimeout
-from muster.failure.causes import Failure, FailureKind
 from muster.failure.diagnosis import did_not_come_up, explain, stalled
+from muster.failure.failures import Failure, FailureKind
 from muster.failure.waiting import Verdict as Blocker
 
 from benchmarks.chaos.faults import GUARD_GONE, KILL, Case, Fault, Verdict

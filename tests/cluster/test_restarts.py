@@ -25,7 +25,7 @@ from muster.commands.main import main
 from muster.dashboard.replay import replay
 from muster.errors import JobError, LaunchRefused, RunStopped, RunTimeout, ScriptFailed, WorkerKilled
 from muster.events import Note, RunAttempt, RunPhase, WorkerReady
-from muster.failure.causes import Failure, FailureKind
+from muster.failure.failures import Failure, FailureKind
 from muster.job import WorkerSpec
 from muster.platforms import PLATFORMS
 from muster.platforms.base import Reach

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from muster.dashboard.model import RunView, fold
+from muster.dashboard.fold import fold
+from muster.dashboard.run import RunView
 from muster.events import Event
+from muster.records.folders import make_run_folder
+from muster.records.journal import Journal
+from muster.records.runs import Run
 
 START = 1_800_000_000.0
+
+
+def record(events: list[Event]) -> Run:
+    """Return a recorded run with these events."""
+    run = Run(make_run_folder("mnist"))
+    journal = Journal(run.run_dir / "events.jsonl")
+    for event in events:
+        journal(event)
+    journal.close()
+    return run
 
 
 def at(seconds: float, kind: str, worker: str | None = None, **data: Any) -> Event:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import re
 
-from muster.dashboard.model import RunView
 from muster.dashboard.plain import PlainDashboard
+from muster.dashboard.run import RunView
 from muster.dashboard.screen import Screen
 from muster.events import Event
 from rich.console import Console

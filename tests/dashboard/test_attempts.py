@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from muster.dashboard.attempts import as_data
 from muster.dashboard.live import LiveState
-from muster.dashboard.model import RunView
+from muster.dashboard.run import RunView
 from muster.dashboard.screen import NOTES, Screen, attempts_table, heading
 from muster.dashboard.snapshot import to_html, to_text
 from muster.events import Event

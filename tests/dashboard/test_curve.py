@@ -48,10 +48,10 @@ def test_a_curve_never_goes_back_and_who_is_told_of_its_changes_has_all_of_it(
     for number, step in enumerate(steps):
         curve.add((0,), Point(number, step, float(step)))
         if number % every == 0 or number == len(steps) - 1:
-            if curve.seen[0] != seen[0]:
-                told, seen = [], (curve.seen[0], 0)
+            if curve.mark[0] != seen[0]:
+                told, seen = [], (curve.mark[0], 0)
             told += curve.since(seen)
-            seen = curve.seen
+            seen = curve.mark
 
     kept = [point.step or 0 for point in curve.points]
     assert kept == sorted(kept)

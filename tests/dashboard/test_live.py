@@ -17,24 +17,22 @@ from muster.checks.planning import describe_job
 from muster.checks.script import make_script
 from muster.dashboard import choose
 from muster.dashboard.baseline import rate_of_one_worker
+from muster.dashboard.fold import fold
 from muster.dashboard.follow import follow
 from muster.dashboard.logtail import LogTail
 from muster.dashboard.logwindow import LogWindow
-from muster.dashboard.model import RunView, fold
 from muster.dashboard.notebook import NotebookDashboard
 from muster.dashboard.plain import PlainDashboard
 from muster.dashboard.repeat import repeat_command
+from muster.dashboard.run import RunView
 from muster.dashboard.ticker import SECONDS_PER_TICK, Ticker, pause_after
 from muster.errors import JobError
 from muster.events import Event
 from muster.job import Job, Resources
-from muster.records.folders import make_run_folder
-from muster.records.journal import Journal
-from muster.records.runs import Run
 from muster.records.sessions import this_session
 from muster.strategies.horovod import Horovod
 
-from tests.dashboard.scenes import at, failing, training, view_of
+from tests.dashboard.scenes import at, failing, record, training, view_of
 from tests.support import eventually
 
 
@@ -147,15 +145,6 @@ def test_a_window_may_begin_within_a_line_that_is_longer_than_it(
     with log.open("ab") as file:
         file.write(b"end\nnext\n")
     assert window.read() == {"text": "end\nnext\n", "start": 1006, "line": 1010, "before": 1, "fresh": False}
-
-
-def record(events: list[Event]) -> Run:
-    run = Run(make_run_folder("mnist"))
-    journal = Journal(run.run_dir / "events.jsonl")
-    for event in events:
-        journal(event)
-    journal.close()
-    return run
 
 
 def test_a_run_is_followed_to_its_end() -> None:

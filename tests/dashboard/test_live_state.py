@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from muster.dashboard.live import COLUMNS, MOST_ROWS, LiveState
-from muster.dashboard.model import RunView
+from muster.dashboard.run import RunView
 
 from tests.dashboard.scenes import START, at, failing, starting, training
 

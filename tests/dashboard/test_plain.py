@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from muster.dashboard import NoDashboard, choose
-from muster.dashboard.model import SERVING
 from muster.dashboard.plain import PlainDashboard
+from muster.dashboard.run import SERVING
 from muster.dashboard.terminal import TerminalDashboard
 from muster.errors import JobError
 from muster.events import Event

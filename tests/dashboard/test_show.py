@@ -10,34 +10,22 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from muster.commands import recorded
 from muster.commands.main import main
+from muster.commands.show import _show_end, _show_live
 from muster.dashboard.base import Controls
 from muster.dashboard.clicks import let_clicks_through
 from muster.dashboard.live import LiveState
 from muster.dashboard.notebook import NotebookDashboard
 from muster.errors import RunUnreachable
-from muster.events import Event
-from muster.records.folders import make_run_folder
-from muster.records.journal import Journal
 from muster.records.runs import Run
 
-from tests.dashboard.scenes import at, failing, training
+from tests.dashboard.scenes import at, failing, record, training
 from tests.support import eventually
 
 pytest.importorskip("anywidget")
 
 from muster.dashboard import widget as widget_module
 from muster.dashboard.widget import RunWidget
-
-
-def record(events: list[Event]) -> Run:
-    run = Run(make_run_folder("mnist"))
-    journal = Journal(run.run_dir / "events.jsonl")
-    for event in events:
-        journal(event)
-    journal.close()
-    return run
 
 
 @pytest.fixture
@@ -98,7 +86,7 @@ def test_a_run_of_another_process_is_followed_in_a_terminal(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MUSTER_DASHBOARD", "plain")
-    recorded._show_live(run)
+    _show_live(run)
 
     assert "failed after 25.0 s: rank 1 (worker-1) failed first" in capsys.readouterr().out
 
@@ -108,7 +96,7 @@ def test_a_run_that_has_ended_is_shown_with_all_that_it_was_warned_of(
 ) -> None:
     notes = [f"note {number}{' that goes on' * 30}, and ends" for number in range(3)]
     monkeypatch.setenv("COLUMNS", "44")
-    recorded._show_end(record([*training(), *(at(22, "note", text=note) for note in notes), failing()[-1]]))
+    _show_end(record([*training(), *(at(22, "note", text=note) for note in notes), failing()[-1]]))
 
     shown = " ".join(capsys.readouterr().out.split())
     assert [note for note in notes if note in shown] == notes
@@ -121,7 +109,7 @@ def test_what_to_try_is_spelled_as_on_the_command_line(
     advice = '"look at the shard", "advice_parts": [["memory", 4]]'
     journal.write_text(journal.read_text().replace('"look at the shard"', advice))
     monkeypatch.setenv("MUSTER_DASHBOARD", "plain")
-    recorded._show_live(run)
+    _show_live(run)
 
     assert "try: --memory 4" in capsys.readouterr().out
 

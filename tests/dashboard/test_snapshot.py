@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from muster.dashboard.charts import chart
-from muster.dashboard.model import RunView
 from muster.dashboard.replay import replay
+from muster.dashboard.run import RunView
 from muster.dashboard.snapshot import LOG_LINES, MAX_LOGS, MAX_ROWS, mime_bundle, to_html, to_text
 from muster.events import Event
 

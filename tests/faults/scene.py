@@ -259,7 +259,10 @@ class Scene:
         """The processes of the pool itself: its guard, and the template."""
         pool = kept.shared() if self.is_pooled else None
         platform = pool._platform if pool is not None else None
-        return {int(str(pool.warmth["pid"])), platform.guard_pid or 0} if pool and platform else set()
+        if pool is None or platform is None:
+            return set()
+        guard = platform._guard  # which is there before any worker whose handle would tell of it
+        return {int(str(pool.warmth["pid"])), *([guard.pid] if guard is not None else [])}
 
     def close(self) -> None:
         """End everything, however the test went."""

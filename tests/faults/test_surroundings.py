@@ -30,7 +30,7 @@ from muster.records import lookup
 from tests.faults.scene import SLEEP, Scene, anywhere
 from tests.faults.test_sessions import CELLS, reach
 from tests.plain import Plain
-from tests.support import command_line, eventually
+from tests.support import command_line, eventually, guard_of, is_gone
 
 STRATEGIES = ["plain", pytest.param("horovod", marks=[pytest.mark.slow, pytest.mark.horovod])]
 
@@ -92,7 +92,7 @@ def test_two_clusters_on_one_platform_object_do_not_disturb_each_other(scene: Sc
     assert first.is_running
     assert len(first.stacks()) == 2
     first.stop()
-    assert platform.guard_pid  # it is the caller's, and lives on
+    assert not is_gone(guard_of(platform.list()[0].id)), "it is the caller's, and lives on"
     platform.close()
 
 

@@ -16,8 +16,8 @@ from muster.job import Resources
 from muster.platforms import machine
 from muster.platforms.local import LocalPlatform
 
-from tests.platforms.test_local import first_line, worker_of
-from tests.support import Run, eventually, handles_of, shell
+from tests.platforms.test_local import worker_of
+from tests.support import Run, eventually, first_line, handles_of, shell
 
 SHOW_GPUS = shell("echo $CUDA_VISIBLE_DEVICES; sleep 600")
 SHOW_CORES = shell(

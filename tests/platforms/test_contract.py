@@ -141,16 +141,6 @@ def test_another_object_finds_and_stops_workers_by_their_handles(platform: Platf
     assert platform.poll(handles[1:])[0].status is Status.RUNNING
 
 
-def test_who_takes_workers_over_ends_them(platform: Platform, run: Run) -> None:
-    handles = platform.submit([run.spec(f"worker-{index}", process=shell("sleep 600")) for index in range(2)], run.id)
-    running(platform, platform.poll(handles))
-    other = type(platform)()
-    assert handles_of(other.reattach(handles[1:])) == handles[1:]
-    assert handles[1] in handles_of(other.list())
-    other.close()
-    assert [worker.status for worker in platform.poll(handles)] == [Status.RUNNING, Status.STOPPED]
-
-
 def test_another_process_finds_and_stops_workers_by_their_handles(platform: Platform, run: Run) -> None:
     (handle,) = platform.submit([run.spec(process=shell("sleep 600"))], run.id)
     workers = running(platform, platform.poll([handle]))

@@ -14,7 +14,7 @@ from muster.job import Resources
 from muster.platforms.hosts.platform import HostsPlatform
 
 from tests.platforms.hosts_network import Host, Network
-from tests.support import Run, eventually, shell
+from tests.support import Run, eventually, first_line, shell
 
 UIDS = {"ann": 54321, "bob": 54322}
 WITH_GPU = Resources(cpu=1, memory=0.5, gpu=1)
@@ -34,12 +34,6 @@ def host(hosts: Network) -> Iterator[Host]:
         host.run(f"echo 'PATH=/mnt/bin:$PATH' > /home/{name}/.bashrc && chown -R {uid}:{uid} /home/{name}")
     yield host
     host.run("umount /etc/passwd && rm -r /home/* /mnt/passwd /mnt/bin")
-
-
-def first_line(platform: HostsPlatform, handle: str) -> str:
-    """The first line that a worker prints."""
-    lines: list[str] = eventually(lambda: list(platform.logs(handle)), "it has printed")
-    return lines[0]
 
 
 def test_two_users_of_a_host_do_not_take_the_same_gpu(host: Host, run: Run) -> None:

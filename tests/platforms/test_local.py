@@ -27,7 +27,17 @@ from muster.platforms.guard_process import GuardGone
 from muster.platforms.local import LocalPlatform
 from muster.runtime import children
 
-from tests.support import InterruptedPopen, Run, StubSession, alarms, eventually, handles_of, is_gone, shell
+from tests.support import (
+    InterruptedPopen,
+    Run,
+    StubSession,
+    alarms,
+    eventually,
+    guard_of,
+    handles_of,
+    is_gone,
+    shell,
+)
 
 
 @pytest.fixture
@@ -41,12 +51,6 @@ def worker_of(pid: int) -> str:
     """The worker that a process belongs to."""
     found = [entry for entry in linux.environment_of(pid) if entry.startswith(b"MUSTER_WORKER=")]
     return found[0].decode() if found else ""
-
-
-def first_line(platform: LocalPlatform, handle: str) -> str:
-    """The first line that a worker prints."""
-    lines: list[str] = eventually(lambda: list(platform.logs(handle)), "it has printed")
-    return lines[0]
 
 
 def final(platform: LocalPlatform) -> bool:
@@ -87,8 +91,7 @@ def test_launches_from_several_threads(platform: LocalPlatform, run: Run) -> Non
 
 def test_when_the_guard_is_killed_its_workers_have_failed(platform: LocalPlatform, run: Run) -> None:
     workers = platform.launch([run.spec(process=shell("sleep 600"))])
-    assert platform.guard_pid is not None
-    os.kill(platform.guard_pid, signal.SIGKILL)
+    os.kill(guard_of(workers[0].id), signal.SIGKILL)
     eventually(lambda: final(platform), "the worker has failed")
     (worker,) = platform.poll(handles_of(workers))
     assert worker.status is Status.FAILED
@@ -118,8 +121,7 @@ def test_what_a_guard_has_ended_itself_is_not_looked_for_again(
 
 def test_a_guard_that_was_stopped_goes_on_when_it_is_needed(platform: LocalPlatform, run: Run) -> None:
     handles = platform.submit([run.spec(process=shell("sleep 600"))], "run")
-    guard = platform.guard_pid
-    assert guard is not None
+    guard = guard_of(handles[0])
     os.kill(guard, signal.SIGSTOP)
     assert not platform.poll(handles)[0].status.is_final
     os.kill(guard, signal.SIGSTOP)
@@ -131,27 +133,27 @@ def test_a_guard_that_was_stopped_goes_on_when_it_is_needed(platform: LocalPlatf
 def test_a_guard_that_is_slow_is_not_said_to_be_gone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     platform = LocalPlatform()
     handles = platform.submit([run.spec(process=shell("sleep 600"))], "run")
-    assert platform.guard_pid is not None
+    guard = guard_of(handles[0])
     with monkeypatch.context() as patched:
         patched.setattr(guard_process, "REPLY_TIMEOUT", 0.5)  # of these questions alone: a launch may take longer
         patched.setattr(children, "send_signal", lambda child, number: None)  # nobody lets it go on
-        os.kill(platform.guard_pid, signal.SIGSTOP)
+        os.kill(guard, signal.SIGSTOP)
         for _ in range(2):
             with pytest.raises(PlatformError, match=r"has not answered for 0.5 s: this machine is too busy") as error:
                 platform.poll(handles)
             assert not isinstance(error.value, GuardGone)
             assert error.value.advice
-        os.kill(platform.guard_pid, signal.SIGCONT)
+        os.kill(guard, signal.SIGCONT)
         with pytest.raises(PlatformError, match="has not answered"):  # what it says now answers the first question
             platform.poll(handles)
     platform.close()
     assert not run.left_behind()
 
 
-def call_guard(platform: LocalPlatform, request: bytes, connections: int = 1) -> list[bytes]:
-    """Return the guard's answers to as many connections that say the same; empty where it hangs up."""
-    assert platform.guard_pid is not None
-    address = guard_address(platform.guard_pid, linux.start_of(platform.guard_pid))
+def call_guard(handle: str, request: bytes, connections: int = 1) -> list[bytes]:
+    """Return the answers of a worker's guard to as many connections that say the same; empty where it hangs up."""
+    guard = guard_of(handle)
+    address = guard_address(guard, linux.start_of(guard))
     answers = []
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(connections)]
@@ -171,13 +173,12 @@ def test_when_the_guard_is_killed_agents_end_their_processes_and_nobody_else_doe
     platform: LocalPlatform, run: Run
 ) -> None:
     """Neither a rank nor the session's own launcher: their ends by signals would look like the cause."""
-    platform.submit([run.spec(process=shell("exec sleep 600"))], "run")
+    (handle,) = platform.submit([run.spec(process=shell("exec sleep 600"))], "run")
     (rank,) = eventually(lambda: linux.marked("MUSTER_RUN_ID", run.id), "it runs")
     agent = linux.snapshot()[rank].parent
     os.kill(agent, signal.SIGSTOP)  # it is slow
     with subprocess.Popen(["sleep", "60"], env={"PATH": os.defpath, "MUSTER_RUN_ID": run.id}) as launcher:
-        assert platform.guard_pid
-        os.kill(platform.guard_pid, signal.SIGKILL)
+        os.kill(guard_of(handle), signal.SIGKILL)
         eventually(lambda: [worker.status for worker in platform.list()] == [Status.FAILED], "the worker has failed")
         assert launcher.poll() is None
         assert not is_gone(rank)
@@ -188,35 +189,35 @@ def test_when_the_guard_is_killed_agents_end_their_processes_and_nobody_else_doe
 
 def test_strangers_and_nonsense_do_nothing_to_the_guard(platform: LocalPlatform, run: Run) -> None:
     (worker,) = platform.launch([run.spec(process=shell("sleep 600"))])
-    assert worker.id.encode() in call_guard(platform, b'{"type": "poll"}\n')[0]
+    assert worker.id.encode() in call_guard(worker.id, b'{"type": "poll"}\n')[0]
     for request in (b"\xff\n", b"[1]\n", b"{}\n", b'{"type": 1}\n', b"x" * (1 << 21)):
-        assert call_guard(platform, request) == [b""]
+        assert call_guard(worker.id, request) == [b""]
     for request in (
         b'{"type": "close"}\n',
         b'{"type": "launch"}\n',
         b'{"type": "_stop"}\n',
         b'{"type": "stop", "x": 1}\n',
     ):
-        assert b'"error"' in call_guard(platform, request)[0]
-    assert len([answer for answer in call_guard(platform, b'{"type": "poll"}\n', 40) if answer]) == 16
+        assert b'"error"' in call_guard(worker.id, request)[0]
+    assert len([answer for answer in call_guard(worker.id, b'{"type": "poll"}\n', 40) if answer]) == 16
     # Once it has seen that those have hung up.
-    eventually(lambda: worker.id.encode() in call_guard(platform, b'{"type": "poll"}\n')[0], "there is room again")
+    eventually(lambda: worker.id.encode() in call_guard(worker.id, b'{"type": "poll"}\n')[0], "there is room again")
     assert not platform.poll([worker.id])[0].status.is_final
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_other_users_cannot_ask_the_guard(platform: LocalPlatform, run: Run) -> None:
-    platform.launch([run.spec(process=shell("sleep 600"))])
+    (worker,) = platform.launch([run.spec(process=shell("sleep 600"))])
     child = os.fork()
     if child == 0:
         status = 1
         try:
             os.setuid(54321)
-            status = 0 if call_guard(platform, b'{"type": "poll"}\n') == [b""] else 2
+            status = 0 if call_guard(worker.id, b'{"type": "poll"}\n') == [b""] else 2
         finally:
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
-    assert call_guard(platform, b'{"type": "poll"}\n')[0]
+    assert call_guard(worker.id, b'{"type": "poll"}\n')[0]
 
 
 def test_an_agent_that_is_killed_is_a_reason(platform: LocalPlatform, run: Run, stub_session: StubSession) -> None:
@@ -265,8 +266,7 @@ def test_an_interrupt_while_the_guard_is_looked_at_leaves_it_to_be_ended(
     monkeypatch.setattr(subprocess, "Popen", InterruptedPopen)
     platform = LocalPlatform()
     workers = platform.launch([run.spec(process=shell("sleep 600"))])
-    guard = platform.guard_pid
-    assert guard is not None
+    guard = guard_of(workers[0].id)
     assert platform.poll(handles_of(workers))[0].name == "worker-0"
     os.kill(guard, signal.SIGKILL)
     eventually(lambda: platform.has_lost_guard, "the guard is known to be gone")

@@ -20,7 +20,6 @@ from typing import Any
 import muster
 import psutil
 import pytest
-from muster.agent import linux
 from muster.errors import JobError, PlatformError, RunFailed, RunStopped, WorkerOutOfMemory
 from muster.events import Event, EventKind
 from muster.job import Status, Worker
@@ -28,7 +27,7 @@ from muster.platforms.base import Reach
 from muster.worker_pool import Pool, location
 
 from tests.platforms.isolated import Isolated, isolated
-from tests.support import IMPORT_PATH, environment, eventually, is_gone
+from tests.support import IMPORT_PATH, descendants_of, environment, eventually, is_gone
 
 pytestmark = pytest.mark.slow
 
@@ -355,17 +354,13 @@ def test_a_guard_that_was_told_something_by_somebody_else_is_replaced(pool: Pool
 def test_a_pool_that_is_closed_has_left_nothing(tmp_path: Path) -> None:
     pool = muster.pool(2, memory=0.5, platform=isolated(), dashboard=False)
     run(pool)
-    family = [psutil.Process(pid) for holder in holders(pool) for pid in (holder, *linux_descendants(holder))]
+    family = [psutil.Process(pid) for holder in holders(pool) for pid in (holder, *descendants_of(holder))]
     assert len(family) >= 6  # each has an agent, what it waits with, and a guard
     pool.close()
     assert not any(process.is_running() for process in family)
     with pytest.raises(JobError, match="This pool is closed"):
         run(pool)
     assert "closed" in repr(pool)
-
-
-def linux_descendants(pid: int) -> list[int]:
-    return linux.descendants(pid, linux.snapshot())
 
 
 def test_a_pool_that_nobody_uses_gives_its_workers_back() -> None:
@@ -404,7 +399,7 @@ def test_nothing_is_left_of_a_pool_whose_session_is_killed(tmp_path: Path) -> No
     assert session.stdout is not None
     with session.stdout:
         assert session.stdout.readline() == b"up\n"
-        family = linux_descendants(session.pid)
+        family = descendants_of(session.pid)
         session.kill()
         session.wait()
     eventually(lambda: all(map(is_gone, family)), "everything is gone", timeout=40)

@@ -30,8 +30,8 @@ from muster.errors import (
     WorkerOutOfMemory,
     WorkerPreempted,
 )
-from muster.failure.causes import Failure, FailureKind
 from muster.failure.diagnosis import explain
+from muster.failure.failures import Failure, FailureKind
 from muster.job import EndCause, Status, Worker
 from muster.platforms.slurm import queue
 from muster.platforms.slurm.commands import SlurmGone

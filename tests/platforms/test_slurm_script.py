@@ -260,7 +260,7 @@ def test_each_part_of_a_job_goes_to_one_of_the_partitions(
     specs = [run.spec(name, resources=size) for name, size in sizes.items()]
     asked = re.findall(r"--partition=(\S+)", platform.submission_text(specs))
     assert asked == ["cpu", "gpu"]
-    assert "SBATCH_PARTITION" in variables(platform._site_options([*sizes.values()]))
+    assert "SBATCH_PARTITION" in variables(platform._options.of_workers([*sizes.values()]))
     one_size = platform.submission_text(specs[1:])
     assert re.findall(r"--partition=(\S+)", one_size) == ([] if by_variable else ["small,gpu,cpu"])
 

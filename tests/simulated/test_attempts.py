@@ -17,7 +17,7 @@ from muster.checks.planning import member_names
 from muster.dashboard.replay import replay
 from muster.errors import JobError, LaunchRefused, MusterError, RunStalled, RunStopped, WorkerKilled, WorkerLost
 from muster.events import Event, Listening, Progress
-from muster.failure.causes import Failure, FailureKind
+from muster.failure.failures import Failure, FailureKind
 from muster.job import EndCause, Limits, Script, WorkerSpec
 from muster.records.runs import Run
 from muster.run.attempts import BY_ITSELF, CAUSES, Attempts, RestartPolicy

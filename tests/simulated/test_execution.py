@@ -19,6 +19,7 @@ from muster.pools.endpoint import Endpoint
 from muster.records import folders, runs
 from muster.records.journal import Journal
 from muster.run import execution, preparation
+from muster.run.answers import Answers
 from muster.run.checked import CheckedRun
 from muster.run.execution import Execution
 from muster.testing import ScriptedPlatform, SimulatedLoop
@@ -244,8 +245,12 @@ def test_other_runs_go_on_while_a_log_is_read_for_another_process(
     loop: SimulatedLoop, made: Execution, checked: CheckedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs.Run, "log_end", lambda *_: [f"read on a thread: {loop.is_in_thread}"])
+
+    async def ask() -> Any:
+        return await Answers(made).by_request()["logs"]({"name": "worker-0"})
+
     made.begin(checked)
-    assert loop.run(made._say_log({"name": "worker-0"})) == {"lines": ["read on a thread: True"]}
+    assert loop.run(ask()) == {"lines": ["read on a thread: True"]}
     finish(loop, made)
 
 

@@ -6,7 +6,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from muster.dashboard.model import RunView, fold
+from muster.dashboard.fold import fold
+from muster.dashboard.run import RunView
 from muster.errors import RunStalled
 from muster.job import Limits
 from muster.pools import endpoint

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from muster.agent import wire
 from muster.events import Event
-from muster.failure.causes import FailureKind, root_cause
+from muster.failure.causes import root_cause
 from muster.failure.diagnosis import explain
+from muster.failure.failures import FailureKind
 from muster.job import EndCause, Resources, Status, Worker, WorkerSpec
 from muster.pools.clocks import ClockOffset
 from muster.run.bounds import MOST_METRICS, NOTES_OF_EACH

@@ -12,7 +12,6 @@ import re
 import shlex
 import signal
 import socket
-import struct
 import sys
 
 from . import linux
@@ -60,7 +59,7 @@ def main(agent_socket: str) -> None:
     try:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.connect(agent_socket)
-        if os.getppid() == _peer(connection):
+        if os.getppid() == linux.peer_of(connection)[0]:
             sys.exit(FAILED)  # sshd had ended before its death could be watched, and the agent has adopted this process
         rank = parse_rank(command)
         if rank is None:
@@ -111,9 +110,3 @@ def _ask(connection: socket.socket, question: "dict[str, Any]") -> "dict[str, An
 
 def _line(message: "dict[str, Any]") -> bytes:
     return json.dumps(message).encode("ascii") + b"\n"
-
-
-def _peer(connection: socket.socket) -> int:
-    """Return the id of the process that listens at the other end."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", credentials)[0])

@@ -1,13 +1,12 @@
-"""Socket on which a guard answers processes of its user other than its own session.
+"""Socket on which a guard answers processes of its user other than its own session, and how they ask there.
 
 They find it by the handles of its workers, which name the guard's process: an abstract socket is named after that.
 """
 
 import os
 import socket
-import struct
 
-from . import frames
+from . import frames, linux
 from .loop import Loop
 
 TYPE_CHECKING = False
@@ -21,6 +20,28 @@ LONGEST = 1 << 20  # bytes of a request
 def guard_address(pid: int, start: int) -> str:
     """Return the address of the guard that got ``pid`` at ``start``: an abstract socket, which ends with the guard."""
     return "\0muster-guard-{}-{}".format(pid, start)
+
+
+def ask_guard(pid: int, start: int, request: str, fields: "dict[str, Any]", seconds: float) -> "dict[str, Any]":
+    """Return the answer of another process's guard to a request, which may take so many seconds.
+
+    Raises:
+        OSError: it does not answer, or a process of another user has taken its address.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(seconds)
+        connection.connect(guard_address(pid, start))
+        user = linux.peer_of(connection)[1]
+        if user != os.geteuid():
+            raise PermissionError("user {} has taken its address".format(user))
+        connection.sendall(frames.encode(request, **fields))
+        decoder = frames.Decoder(limit=None)
+        while True:
+            data = connection.recv(1 << 18)
+            if not data:
+                raise ConnectionResetError("it hung up")
+            for answer in decoder.feed(data):
+                return answer
 
 
 class GuardClients:
@@ -54,7 +75,7 @@ class GuardClients:
             connection, _ = self._listener.accept()
         except OSError:  # it has gone again
             return
-        if len(self._decoders) >= MOST or _user_of(connection) not in (os.geteuid(), 0):
+        if len(self._decoders) >= MOST or linux.peer_of(connection)[1] not in (os.geteuid(), 0):
             connection.close()
             return
         connection.setblocking(False)
@@ -83,9 +104,3 @@ class GuardClients:
             connection.sendall(frames.encode("reply", **answer))
         finally:
             connection.setblocking(False)
-
-
-def _user_of(connection: socket.socket) -> int:
-    """Return the user id of the process at the other end."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", credentials)[1])

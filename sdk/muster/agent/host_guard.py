@@ -11,16 +11,15 @@ agents that come through it; they could not notice themselves, as this machine's
 import os
 import pwd
 import socket
-import struct
 import subprocess
 import sys
 import time
 
-from . import frames, hardware, linux
+from . import hardware, linux
 from .channels import PipeChannel
 from .claims import Claim, claim_memory, claimed_memory
 from .guard import Guard, GuardedWorker
-from .guard_clients import guard_address
+from .guard_clients import ask_guard
 from .own_login import OwnLogin
 from .ssh_server import find_sshd
 from .worker import own_address
@@ -172,26 +171,15 @@ class HostGuard(Guard):
         """Pass a request on to another guard of this user, of another platform object; ``gone`` if it has ended."""
         if not linux.is_running(guard[0], guard[1]):
             return {"gone": True}
+        request = message.pop("say")
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-                connection.settimeout(OTHER_GUARD_SECONDS)
-                connection.connect(guard_address(guard[0], guard[1]))
-                credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-                if struct.unpack("3i", credentials)[1] != os.geteuid():
-                    raise PermissionError("it is somebody else's")
-                connection.sendall(frames.encode(message.pop("say"), **message))
-                decoder = frames.Decoder(limit=None)
-                while True:
-                    data = connection.recv(1 << 18)
-                    if not data:
-                        raise ConnectionResetError("it hung up")
-                    for answer in decoder.feed(data):
-                        del answer["type"]
-                        return answer
+            answer = ask_guard(guard[0], guard[1], request, message, OTHER_GUARD_SECONDS)
         except OSError:
             if linux.is_running(guard[0], guard[1]):
                 raise
             return {"gone": True}
+        del answer["type"]
+        return answer
 
     # Agents
 

@@ -6,7 +6,7 @@ import os
 from . import wire
 from .logfile import LogFile
 from .loop import Loop
-from .places import open_folder, resolve, split
+from .places import resolve, write_private
 from .processes import Child, Children, cannot_start
 
 TYPE_CHECKING = False
@@ -95,20 +95,3 @@ class LauncherHere:
         self.tell(AT_END)
         self._send(wire.LauncherExited(child.exit_code, child.signal))
         self._on_exit()
-
-
-def write_private(folder: str, path: str, text: str) -> None:
-    """Write a file in ``folder`` that only its owner can read; executable for the owner if it is a program.
-
-    Raises:
-        OSError: the path leads out of the folder, or it cannot be written.
-    """
-    *parents, name = split(path)
-    inner = open_folder(folder, parents, make=True)
-    try:
-        mode = 0o700 if text.startswith("#!") else 0o600
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(name, flags, mode, dir_fd=inner), "w", encoding="utf-8") as file:
-            file.write(text)
-    finally:
-        os.close(inner)

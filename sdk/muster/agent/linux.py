@@ -15,6 +15,7 @@ SIOCGIFADDR = 0x8915
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 TURN = 0.004  # time slice of the scheduler, in seconds
 PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
+PEER = struct.Struct("3i")  # process, user and group id at the other end of a Unix socket
 
 CLONE_NEWNS = 0x20000  # a mount namespace of its own
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
@@ -49,6 +50,12 @@ def redirect_to_null(*descriptors: int) -> None:
         os.dup2(nothing, descriptor)
     if nothing not in descriptors:  # it has the lowest free number, as that of one that was closed
         os.close(nothing)
+
+
+def peer_of(connection: socket.socket) -> "tuple[int, int]":
+    """Return the ids of the process at the other end of a Unix socket, and of its user."""
+    pid, user, _ = PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
+    return pid, user
 
 
 def stat(pid: int) -> "Stat | None":

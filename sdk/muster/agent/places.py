@@ -115,6 +115,23 @@ def open_file(folder: int, name: str, flags: int) -> int:
     return found
 
 
+def write_private(folder: str, path: str, text: str) -> None:
+    """Write a file in ``folder`` that only its owner can read; executable for the owner if it is a program.
+
+    Raises:
+        OSError: the path leads out of the folder, or it cannot be written.
+    """
+    *parents, name = split(path)
+    inner = open_folder(folder, parents, make=True)
+    try:
+        mode = 0o700 if text.startswith("#!") else 0o600
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(name, flags, mode, dir_fd=inner), "w", encoding="utf-8") as file:
+            file.write(text)
+    finally:
+        os.close(inner)
+
+
 def listing(folder: int, prefix: str = "", depth: int = 0) -> "Iterator[tuple[str, int | None]]":
     """Yield the relative path and the size of every regular file in ``folder`` and below; links are skipped.
 

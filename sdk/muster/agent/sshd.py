@@ -11,6 +11,7 @@ import sys
 from . import fields, linux
 from .loop import Loop
 from .package import PROGRAM, program
+from .places import write_private
 from .ports import free_port, random_loopback_address
 from .processes import Children, signal_name, spawn
 
@@ -107,10 +108,8 @@ class Sshd:
         if os.geteuid() == 0:
             os.makedirs(PRIVILEGE_SEPARATION_FOLDER, 0o755, exist_ok=True)
         os.makedirs(self._folder, 0o700, exist_ok=True)
-        _write_private(os.path.join(self._folder, "host_key"), self._config["ssh"]["host_key"])
-        _write_private(
-            os.path.join(self._folder, "authorized_keys"), self._config["ssh"]["authorized_key"].strip() + "\n"
-        )
+        write_private(self._folder, "host_key", self._config["ssh"]["host_key"])
+        write_private(self._folder, "authorized_keys", self._config["ssh"]["authorized_key"].strip() + "\n")
         self._loop.call_later(START_TIMEOUT, self._check_start)
         self._try_place()
 
@@ -118,12 +117,12 @@ class Sshd:
         self._attempts += 1
         self._log.clear()
         self._rest = b""
-        config = os.path.join(self._folder, "sshd_config")
-        _write_private(config, sshd_config(self._config, self._address, self.port, self._folder))
+        write_private(self._folder, "sshd_config", sshd_config(self._config, self._address, self.port, self._folder))
         reader, stderr = os.pipe()
         os.set_blocking(reader, False)
         try:
             environment = {"PATH": os.defpath, "MUSTER_RUN_ID": self._config["run_id"]}
+            config = os.path.join(self._folder, "sshd_config")
             pid = spawn([self._config["sshd"]["path"], "-D", "-e", "-f", config], environment, "/", stderr)
         finally:
             os.close(stderr)
@@ -251,8 +250,3 @@ def _field(data: bytes, offset: int) -> "tuple[bytes, int]":
 
 def _quoted(word: str) -> str:
     return word if re.match(r"^[\w@%+=:,./-]+$", word) else "'" + word.replace("'", "'\"'\"'") + "'"
-
-
-def _write_private(path: str, text: str) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
-        file.write(text)

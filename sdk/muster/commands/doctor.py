@@ -13,10 +13,9 @@ import click
 from muster.commands import completion
 from muster.commands.meanwhile import saying
 from muster.commands.options import TimeSpan
-from muster.commands.recorded import print_rich
 from muster.commands.run import OPTIONS, as_options, make_request
 from muster.commands.script_command import ScriptCommand
-from muster.commands.wrapping import columns
+from muster.commands.wrapping import columns, print_rich
 
 ONE_LINE = 10_000  # columns in a pipe, so that no finding is wrapped
 

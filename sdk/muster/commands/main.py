@@ -18,11 +18,13 @@ from muster.commands.clean import clean_up
 from muster.commands.control import stacks, stop
 from muster.commands.doctor import doctor
 from muster.commands.inside import execute, forward
+from muster.commands.logs import logs
 from muster.commands.options import NEAR
 from muster.commands.plan import plan
-from muster.commands.recorded import attach, explain, logs, runs, show
 from muster.commands.run import as_options, run
+from muster.commands.runs import runs
 from muster.commands.serve import serve
+from muster.commands.show import attach, explain, show
 from muster.commands.trust import trust
 from muster.commands.wrapping import HelpContext, columns, wrapped
 from muster.errors import (

@@ -1,4 +1,4 @@
-"""Line breaks between words, as a terminal would break long lines anywhere."""
+"""Texts and tables as commands print them: with line breaks between words, as a terminal would break lines anywhere."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
+
+from muster.runtime.outlet import takes_escapes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 MARKS_OF_TRACEBACKS = set(" ~^|")  # a line of these points into the line above, unless that is wrapped
 
@@ -34,6 +39,17 @@ def wrapped(text: str, stream: TextIO | None = None, taken: int = 0) -> str:
 def say(text: str, *, err: bool = False) -> None:
     """Print ``text``, wrapped, to standard output, or to standard error."""
     click.echo(wrapped(text, sys.stderr if err else sys.stdout), err=err)
+
+
+def print_rich(shown: RenderableType, *, width: int | None = None) -> None:
+    """Print an object of Rich. Raises OSError where nobody reads the output any more, unlike Rich's own print."""
+    from rich.console import Console
+
+    console = Console(width=width, color_system="auto" if takes_escapes(sys.stdout) else None)
+    with console.capture() as capture:
+        console.print(shown)
+    lines = capture.get().split("\n")
+    click.echo("\n".join(lines if console.is_terminal else map(str.rstrip, lines)), nl=False)
 
 
 class HelpFormatter(click.HelpFormatter):

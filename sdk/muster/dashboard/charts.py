@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
 from muster.dashboard.curve import Curve
-from muster.dashboard.model import RunView
+from muster.dashboard.run import RunView
 from muster.dashboard.text import number
 
 MAX_CHARTS = 4
@@ -138,11 +138,8 @@ def _kind(variant: str) -> str:
     return "val" if variant.startswith("val") else "test"
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start", weight: str = "normal", size: int = 11) -> str:
-    return (
-        f'<text x="{x:g}" y="{y:g}" font-size="{size}" font-weight="{weight}" text-anchor="{anchor}" '
-        f'fill="{GREY}">{escape(text)}</text>'
-    )
+def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+    return f'<text x="{x:g}" y="{y:g}" font-size="11" text-anchor="{anchor}" fill="{GREY}">{escape(text)}</text>'
 
 
 def _address(picture: str) -> str:

@@ -33,7 +33,7 @@ class Curve:
         self._sources = 0
 
     @property
-    def seen(self) -> tuple[int, int]:
+    def mark(self) -> tuple[int, int]:
         """A mark for ``since``: how often the curve has begun anew, and how many points were added since."""
         return self._sources, self._count
 

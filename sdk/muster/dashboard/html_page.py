@@ -9,8 +9,8 @@ from typing import Any
 from muster.dashboard import snapshot, web
 from muster.dashboard.live import LiveState
 from muster.dashboard.logwindow import LogWindow
-from muster.dashboard.model import RunView
 from muster.dashboard.replay import replay
+from muster.dashboard.run import RunView
 from muster.records.runs import Run
 
 MAX_LOGS = 64  # the workers, failed ones first, whose logs' ends are in the page

@@ -15,8 +15,9 @@ from typing import Any
 
 from muster.dashboard import attempts
 from muster.dashboard.curve import Point
-from muster.dashboard.model import RunView, fold
+from muster.dashboard.fold import fold
 from muster.dashboard.repeat import repeat_command
+from muster.dashboard.run import RunView
 from muster.dashboard.worker import WorkerView
 from muster.events import Event, EventKind
 from muster.runtime.clock import has_passed
@@ -117,7 +118,7 @@ class LiveState:
         """
         with self.lock:
             self._take_names()
-            self._seen = {name: curve.seen for name, curve in self.view.curves.items()}
+            self._seen = {name: curve.mark for name, curve in self.view.curves.items()}
             workers = list(self.view.workers.values())
             columns = columns_of(workers)
             self._sent = {title: list(values) for title, values in columns.items()}
@@ -174,12 +175,12 @@ class LiveState:
         """Return the new points of each curve, and the names of curves that have begun anew since the last call."""
         news, anew = {}, []
         for name, curve in self.view.curves.items():
-            before, self._seen[name] = self._seen.get(name, (0, 0)), curve.seen
-            if curve.seen == before:
+            before, self._seen[name] = self._seen.get(name, (0, 0)), curve.mark
+            if curve.mark == before:
                 continue
-            if curve.seen[0] != before[0]:
+            if curve.mark[0] != before[0]:
                 anew.append(name)
-                before = (curve.seen[0], 0)
+                before = (curve.mark[0], 0)
             news[name] = [_plain(point) for point in curve.since(before)]
         return news, anew
 
@@ -222,7 +223,7 @@ def aggregates_of(view: RunView) -> dict[str, Any]:
         "laggard": laggard.name if laggard else "",
         "fraction": view.fraction,
         "position": view.position,
-        "tellers": view.tellers,
+        "share_reporting": view.share_reporting,
         "left": view.time_left,
         "rate": view.rate,
         "efficiency": view.efficiency,

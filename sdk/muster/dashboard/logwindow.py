@@ -53,7 +53,7 @@ class LogWindow:
         whole = _TORN.sub(b"", data) if len(data) < MOST_BYTES else data
         first = whole.find(b"\n") + 1 if self._in_line else 0
         told = {
-            "text": _shown(whole),
+            "text": _text_of(whole),
             "start": self._position,
             "line": self._position + first if first or not self._in_line else None,
             "before": self._lines,
@@ -85,7 +85,7 @@ class LogWindow:
         if begin:
             torn = data.find(b"\n") + 1
             begin, data = begin + torn, data[torn:]
-        return {"text": _shown(data), "start": begin + base, "end": start}
+        return {"text": _text_of(data), "start": begin + base, "end": start}
 
     def _skip(self, file: Any, wanted: int) -> None:
         """Move the position to the first line that begins after the offset ``wanted``, or there if none does."""
@@ -103,7 +103,7 @@ class LogWindow:
         self._in_line = not self._last.endswith(b"\n")
 
 
-def _shown(data: bytes) -> str:
+def _text_of(data: bytes) -> str:
     text = data.decode("utf-8", errors="replace")
     return "\r".join(map(clean, text.replace("\r\n", "\n").split("\r")))  # the page handles carriage returns
 

@@ -12,11 +12,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TextIO
 
-from muster.dashboard.model import SERVING, RunView, WorkerView, fold
+from muster.dashboard.fold import fold
+from muster.dashboard.run import SERVING, RunView
 from muster.dashboard.text import first_line, number, rate
 from muster.dashboard.ticker import Ticker, seconds_to_finish
+from muster.dashboard.worker import WorkerView
 from muster.events import Event, EventKind, ScriptRaised
-from muster.failure.causes import tells_of_another
+from muster.failure.failures import tells_of_another
 from muster.runtime.clock import has_passed
 from muster.runtime.outlet import Outlet
 from muster.text.shown import duration
@@ -183,7 +185,7 @@ def is_on_its_way(view: RunView) -> bool:
 
 def progress_line(view: RunView) -> str:
     """Return the progress of the training, as a line."""
-    shown = view.told[1] if view.told else view.slowest  # of the rank that the metrics come from
+    shown = view.metrics_from[1] if view.metrics_from else view.slowest  # of the rank that the metrics come from
     parts = []
     if shown is not None and shown.epoch is not None:
         parts.append(f"epoch {shown.epoch_now}" + (f"/{shown.epochs}" if shown.epochs else ""))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from muster.dashboard.model import RunView, fold
+from muster.dashboard.fold import fold
+from muster.dashboard.run import RunView
 from muster.events import Event
 from muster.events.data import RunEnded
 from muster.records.record import LOST_ADVICE, LOST_REASON

@@ -14,8 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.dashboard import attempts
-from muster.dashboard.model import RunView, WorkerView
+from muster.dashboard.run import RunView
 from muster.dashboard.text import COLOURS, GLYPHS, number, rate, size, sparkline, volume
+from muster.dashboard.worker import WorkerView
 from muster.text.shown import duration
 
 MAX_CAUSE_LINES = 6
@@ -173,7 +174,7 @@ def overall(view: RunView, width: int) -> RenderableType | None:
     part, *position = view.position
     speed = f"{rate(view.rate)} examples/s" if view.rate is not None else ""
     left = f"{duration(view.time_left)} left" if view.time_left is not None else ""
-    told = view.tellers
+    told = view.share_reporting
     choices = [
         (part, *position, told, speed, left), (part, *position, told, left), (part, told, left), (part, told), (part,)
     ]  # fmt: skip
@@ -289,8 +290,8 @@ COLUMNS = (
     Column("status", _status, below_width=NARROWER),
     Column("address", lambda view, worker: Text(worker.address), from_width=110, where=lambda worker: worker.address),
     Column("phase", _phase, from_width=90),
-    Column("progress", _position, below_width=NARROW, where=lambda worker: worker.told),
-    Column("progress", _progress, from_width=NARROW, min_width=10, where=lambda worker: worker.told),
+    Column("progress", _position, below_width=NARROW, where=lambda worker: worker.reported),
+    Column("progress", _progress, from_width=NARROW, min_width=10, where=lambda worker: worker.reported),
     Column("ex/s", lambda view, worker: Text(rate(worker.rate)), from_width=100, where=lambda worker: worker.rate),
     Column("sent", lambda view, worker: Text(volume(worker.sent)), from_width=110, where=lambda worker: worker.sent),
     Column(

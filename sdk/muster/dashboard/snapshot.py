@@ -13,9 +13,10 @@ from itertools import compress
 
 from muster.dashboard import attempts
 from muster.dashboard.charts import charts
-from muster.dashboard.model import RunView, WorkerView
 from muster.dashboard.repeat import repeat_command
+from muster.dashboard.run import RunView
 from muster.dashboard.text import GLYPHS, number, rate, size, volume
+from muster.dashboard.worker import WorkerView
 from muster.records.runs import Run
 from muster.text.cleaning import clean
 from muster.text.shown import duration
@@ -189,12 +190,15 @@ def _notes(view: RunView) -> str:
 def _progress(view: RunView) -> str:
     slowest = view.slowest
     where = view.position
-    if view.told and slowest and view.slowest_worker and slowest.is_well_behind(view.told[1]):
+    if view.metrics_from and slowest and view.slowest_worker and slowest.is_well_behind(view.metrics_from[1]):
         # The metrics come from another rank, which is well ahead.
-        where = [f"slowest: {view.slowest_worker.name}, {slowest.position}", f"{view.told[0]}: {view.told[1].position}"]
+        where = [
+            f"slowest: {view.slowest_worker.name}, {slowest.position}",
+            f"{view.metrics_from[0]}: {view.metrics_from[1].position}",
+        ]
     facts = [
         *where,
-        view.tellers,
+        view.share_reporting,
         *(f"{name} {number(value)}" for name, value in view.metrics.items()),
         f"{rate(view.rate)} examples/s" if view.rate is not None else "",
         f"scaling efficiency {100 * view.efficiency:.0f} %" if view.efficiency is not None else "",

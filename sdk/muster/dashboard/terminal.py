@@ -16,7 +16,8 @@ from rich.live import Live
 from rich.segment import ControlType
 from rich.text import Text
 
-from muster.dashboard.model import RunView, fold
+from muster.dashboard.fold import fold
+from muster.dashboard.run import RunView
 from muster.dashboard.screen import Screen
 from muster.dashboard.ticker import Ticker
 from muster.events import Event, EventKind

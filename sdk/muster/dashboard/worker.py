@@ -117,7 +117,7 @@ class WorkerView:
         return f"{self.gpu:.1f}/{len(self.gpus)}, {size(self.gpu_memory)}"
 
     @property
-    def told(self) -> list[ProcessProgress]:
+    def reported(self) -> list[ProcessProgress]:
         """The progress of each process that has reported any."""
         return [progress for progress in self.progress.values() if progress.has_begun]
 
@@ -126,7 +126,7 @@ class WorkerView:
         """The progress of the process that is furthest behind, which stands for the whole worker."""
         if len(self.progress) == 1:
             return next(iter(self.progress.values()))
-        return min(self.told, key=ProcessProgress.order, default=NOTHING)
+        return min(self.reported, key=ProcessProgress.order, default=NOTHING)
 
     @property
     def fraction(self) -> float | None:

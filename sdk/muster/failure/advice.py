@@ -10,7 +10,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import replace
 
-from muster.failure.causes import Bearing, Failure, FailureKind
+from muster.failure.failures import Bearing, Failure, FailureKind
 from muster.text.arguments import Argument, ArgumentText
 
 HOROVOD_KERAS = (

@@ -32,7 +32,7 @@ from muster.failure.advice import (
     advice_on_missing,
     advice_on_signal,
 )
-from muster.failure.causes import OF_LAUNCHER, OF_PROCESS, Failure, FailureKind
+from muster.failure.failures import OF_LAUNCHER, OF_PROCESS, Failure, FailureKind
 from muster.failure.logs import crash_report, tail
 from muster.failure.waiting import Verdict
 from muster.job import memory_argument

@@ -10,6 +10,7 @@ from muster.text.reading import open_regular
 
 ATTEMPT = re.compile(r"^--- attempt \d+ ---\n", re.MULTILINE)  # the line at the beginning of a later attempt
 CRASH = "Fatal Python error: "  # the beginning of faulthandler's report
+MOST_CALLS = 20  # of it that are shown
 THREAD_THAT_CRASHED = "Current thread 0x"
 OURS = re.compile(r'  File "(?:<frozen runpy>|[^"]*/(?:runpy\.py|lib(?:rary)?/runner\.py|lib(?:rary)?/muster/[^"]*))"')
 OF_LIBRARIES = re.compile(r'  (?!File )|  File "(?:<|[^"]*/(?:lib(?:64)?/python[\d.]+|site-packages)/)')
@@ -36,7 +37,7 @@ def tail(log: Path, lines: int = 20, size: int = 16384) -> str:
     return "\n".join(last.splitlines()[-lines:])
 
 
-def crash_report(log: Path, lines: int = 20) -> str:
+def crash_report(log: Path) -> str:
     """Return the beginning of faulthandler's report at the end of a log: its heading, and the thread that crashed.
 
     Where that has no Python calls, as threads of compiled code have none, the main thread is shown: it comes last.
@@ -48,7 +49,7 @@ def crash_report(log: Path, lines: int = 20) -> str:
     crashed = next((thread for thread in threads if thread.startswith(THREAD_THAT_CRASHED)), threads[-1])
     stack, *_ = re.split(r"\n(?!  )", crashed, maxsplit=1)  # what follows are no calls but names of extension modules
     shown = [line for line in stack.splitlines() if not OURS.match(line)]
-    return "\n".join([heading + reason.strip(), *shown[:lines]])
+    return "\n".join([heading + reason.strip(), *shown[:MOST_CALLS]])
 
 
 def is_of_script(call: str) -> bool:

@@ -6,16 +6,17 @@ import contextlib
 import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
 from muster.errors import PlatformError, PlatformUnsupported
-from muster.job import Resources, Worker, WorkerSpec
+from muster.job import Resources, Status, Worker, WorkerSpec
 from muster.text.frozen import frozen
 
 BACKOFF = 1.3  # factor by which the time between polls grows after a poll that has found no change
+UNKNOWN = "This platform does not know the worker."
 POLLED_PER_SECOND = 2000  # workers: each takes microseconds to check, and agents report their ends by themselves
 
 
@@ -109,6 +110,16 @@ def read_log(path: Path) -> Iterator[str]:
         if part.exists():
             with part.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
                 yield from (line.rstrip("\n") for line in file)
+
+
+def oldest_first(workers: Iterable[Worker]) -> list[Worker]:
+    """Return workers in the order in which they were created."""
+    return sorted(workers, key=lambda worker: worker.created_at or 0.0)
+
+
+def unknown_worker(handle: str) -> Worker:
+    """Return the worker with a handle that its platform does not know: it counts as failed."""
+    return Worker(handle, handle, Status.FAILED, reason=UNKNOWN)
 
 
 class PollBackoff:
@@ -286,14 +297,6 @@ class Platform(ABC):
     @abstractmethod
     def stop(self, handles: Sequence[str]) -> None:
         """Ask the workers with these handles to end, without waiting until they have. Idempotent."""
-
-    @abstractmethod
-    def reattach(self, handles: Sequence[str]) -> list[Worker]:
-        """Take over workers that another platform object has submitted: ``list`` and ``close`` then include them.
-
-        Returns:
-            Their current states, as ``poll`` does.
-        """
 
     @abstractmethod
     def list(self) -> list[Worker]:

@@ -6,24 +6,19 @@ process. The guard listens on an abstract socket that is named after both (:mod:
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import socket
-import struct
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from muster.agent import frames, linux
-from muster.agent.guard_clients import guard_address
+from muster.agent import linux
+from muster.agent.guard_clients import ask_guard
 from muster.errors import PlatformError
 from muster.job import Status, Worker
+from muster.platforms.base import unknown_worker
 
 ANSWER_SECONDS = 10.0  # how long a guard may take to answer
-END_SECONDS = 5.0  # how long workers may take to end once they have been stopped
-POLL_SECONDS = 0.02  # between two polls while they end
 HANDLE = re.compile(r"(?P<name>.+)@(?P<pid>\d+)\.(?P<start>\d+)")
 
 Guard = tuple[int, int]  # process id and start time
@@ -61,15 +56,6 @@ def stop(handles: Iterable[str]) -> None:
             _ask(guard, "stop", ids=its_handles)
 
 
-def end(handles: Sequence[str]) -> None:
-    """Stop the workers with these handles, and wait until they have ended, for END_SECONDS at most."""
-    with contextlib.suppress(PlatformError):
-        stop(handles)
-        deadline = time.monotonic() + END_SECONDS
-        while time.monotonic() < deadline and not all(worker.status.is_final for worker in poll(handles).values()):
-            time.sleep(POLL_SECONDS)
-
-
 def log_of(handle: str) -> Path | None:
     """Return the path of a worker's log; None where unknown. Raises PlatformError where its guard does not answer."""
     for guard in _by_guard([handle]):
@@ -97,10 +83,10 @@ def _facts(guard: Guard | None) -> dict[str, dict[str, Any]]:
 def _unknown(handle: str, guard: Guard | None) -> Worker:
     match = HANDLE.fullmatch(handle)
     name = match["name"].split(".")[1] if match and "." in match["name"] else handle
-    reason = "This platform does not know the worker."
+    unknown = replace(unknown_worker(handle), name=name)
     if guard is not None and not linux.is_running(*guard):
-        reason = "The session that launched it is gone, and its workers with it."
-    return Worker(handle, name, Status.FAILED, reason=reason)
+        return replace(unknown, reason="The session that launched it is gone, and its workers with it.")
+    return unknown
 
 
 def _ask(guard: Guard, request: str, **fields: Any) -> dict[str, Any] | None:
@@ -108,12 +94,7 @@ def _ask(guard: Guard, request: str, **fields: Any) -> dict[str, Any] | None:
     if not linux.is_running(*guard):
         return None
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(ANSWER_SECONDS)
-            connection.connect(guard_address(*guard))
-            _check_owner(connection)
-            connection.sendall(frames.encode(request, **fields))
-            return _answer(connection)
+        answer = ask_guard(*guard, request, fields, ANSWER_SECONDS)
     except OSError as error:
         if not linux.is_running(*guard):
             return None
@@ -121,21 +102,6 @@ def _ask(guard: Guard, request: str, **fields: Any) -> dict[str, Any] | None:
             f"The process {guard[0]}, which guards the workers, does not answer: {error}.",
             advice="ask from the same machine, container and user that launched them",
         ) from error
-
-
-def _answer(connection: socket.socket) -> dict[str, Any] | None:
-    decoder = frames.Decoder(limit=None)
-    while data := connection.recv(1 << 18):
-        for message in decoder.feed(data):
-            if "error" in message:
-                raise PlatformError(f"The workers' guard failed: {message['error']}")
-            return dict(message)
-    raise ConnectionResetError("it hung up")
-
-
-def _check_owner(connection: socket.socket) -> None:
-    """Raise PermissionError where a process of another user listens at the guard's address."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, user, _ = struct.unpack("3i", credentials)
-    if user != os.geteuid():
-        raise PermissionError(f"user {user} has taken its address")
+    if "error" in answer:
+        raise PlatformError(f"The workers' guard failed: {answer['error']}")
+    return answer

@@ -26,7 +26,7 @@ from muster.job import Resources, Status, Worker, WorkerSpec, at_most
 from muster.options.fields import option
 from muster.platforms import guards, machine
 from muster.platforms.agents import agent_config, default_log_cap
-from muster.platforms.base import Platform, Storage, cores_in_words, memory_in_words, read_log
+from muster.platforms.base import Platform, Storage, cores_in_words, memory_in_words, oldest_first, read_log
 from muster.platforms.guard_process import GuardGone, GuardProcess
 from muster.records.scratch import make_scratch, scratch_of_this_session
 
@@ -58,13 +58,7 @@ class LocalPlatform(Platform):
         self._sshd: machine.SshServer | None = None
         self._workers: dict[str, Worker] = {}
         self._specs: dict[str, WorkerSpec] = {}
-        self._reattached: dict[str, Worker] = {}
         self._places_folder: Path | None = None
-
-    @property
-    def guard_pid(self) -> int | None:
-        """Process id of the guard; None before the first launch and after ``close``."""
-        return self._guard.pid if self._guard else None
 
     @property
     def has_lost_guard(self) -> bool:
@@ -147,17 +141,10 @@ class LocalPlatform(Platform):
                 self._guard.ask("stop", ids=own)
         guards.stop([handle for handle in handles if handle not in self._workers])
 
-    def reattach(self, handles: Sequence[str]) -> list[Worker]:
-        """Take over workers whose guard still runs, and so the session that started them."""
-        found = self.poll(handles)
-        self._reattached.update((worker.id, worker) for worker in found if worker.id not in self._workers)
-        return found
-
     def list(self) -> list[Worker]:
-        """Return all workers that this object has launched or taken over, oldest first."""
+        """Return all workers that this object has launched, oldest first."""
         self._refresh()
-        self._reattached.update(guards.poll([*self._reattached]))
-        return sorted([*self._reattached.values(), *self._workers.values()], key=lambda worker: worker.created_at or 0)
+        return oldest_first(self._workers.values())
 
     def logs(self, handle: str) -> Iterator[str]:
         """Yield the lines of a worker's log; bytes that are not UTF-8 become lone surrogates."""
@@ -167,7 +154,6 @@ class LocalPlatform(Platform):
 
     def close(self) -> None:
         """End all workers and the guard, and wait until they are gone, a few seconds at most."""
-        guards.end([*self._reattached])
         guard, self._guard = self._guard, None
         if guard is None or not guard.is_ours:
             return
@@ -291,9 +277,7 @@ class LocalPlatform(Platform):
             return
         for facts in answer["workers"]:
             if facts["id"] in self._workers:
-                fresh = guards.worker_of(facts)
-                known = self._workers[fresh.id]
-                self._workers[fresh.id] = known.moved(fresh.status, **_changes(fresh))
+                self._workers[facts["id"]] = self._workers[facts["id"]].updated(guards.worker_of(facts))
 
     def _sweep(self) -> None:
         """End the processes and remove the folders of a guard that was killed or did not finish."""
@@ -341,11 +325,6 @@ def _loopback_addresses(count: int) -> list[str]:
     while len(found) < count:
         found.add(random_loopback_address())
     return [*found]
-
-
-def _changes(worker: Worker) -> dict[str, Any]:
-    """Return the facts of a worker that a poll may change."""
-    return {name: value for name, value in vars(worker).items() if name not in {"id", "name", "status", "created_at"}}
 
 
 def _place_of(spec: WorkerSpec) -> str:

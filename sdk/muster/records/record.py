@@ -57,7 +57,7 @@ class RunRecord:
         result = self.result
         if result is not None:
             return str(result.get("status", "failed"))
-        if self._request is None:
+        if self._request_event is None:
             is_new = abs(time.time() - self.started_at) < START_GRACE  # abs(): the clock may have been set back
             return "running" if is_new else "lost"
         return "running" if is_alive(self.session) or self._is_heard_of() else "lost"
@@ -74,27 +74,29 @@ class RunRecord:
     @property
     def strategy(self) -> str:
         """Name of the strategy, such as ``horovod``; empty where it was not recorded."""
-        return str(self._asked.strategy or self._job.get("strategy") or "")
+        return str(self._request.strategy or self._job.get("strategy") or "")
 
     @property
     def started_at(self) -> float:
         """Time at which the run was asked for, in seconds since the epoch."""
-        return self._request.time if self._request else time.mktime(time.strptime(self.run_id[:15], ID_TIME))
+        return (
+            self._request_event.time if self._request_event else time.mktime(time.strptime(self.run_id[:15], ID_TIME))
+        )
 
     @property
     def session(self) -> Mapping[str, Any]:
         """The process that the run belongs to, as ``muster.records.sessions`` describes it."""
-        return self._asked.session
+        return self._request.session
 
     @property
     def detached_until(self) -> float | None:
         """Time at which a detached run is ended at the latest; None for one that ends with its session."""
-        return self._asked.detached_until
+        return self._request.detached_until
 
     @property
     def platform(self) -> str:
         """Name of the platform of its workers, such as ``local``; empty where it was not recorded."""
-        return str(self._asked.platform or "")
+        return str(self._request.platform or "")
 
     @property
     def cwd(self) -> str:
@@ -289,21 +291,21 @@ class RunRecord:
         return max(found, default=self.started_at)
 
     @property
-    def _request(self) -> Event | None:
+    def _request_event(self) -> Event | None:
         """The first event, which describes the request; None if the run's folder has only just been made."""
         if self._first_event is None:
             self._first_event = next(self.events(), None)
         return self._first_event
 
     @property
-    def _asked(self) -> RunRequested:
+    def _request(self) -> RunRequested:
         """The data of the first event; that of an empty request if there is none."""
-        data = self._request.data if self._request else None
+        data = self._request_event.data if self._request_event else None
         return data if isinstance(data, RunRequested) else RunRequested()
 
     @property
     def _job(self) -> Mapping[str, Any]:
-        return self._asked.job
+        return self._request.job
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from muster.checks.arguments import plain_bool
 from muster.errors import JobError, LaunchRefused, MusterError, RunStalled
 from muster.events import Event, Listening, Progress, Reached
-from muster.failure.causes import CRASHES, OF_WORKER, Failure, FailureKind
+from muster.failure.failures import CRASHES, OF_WORKER, Failure, FailureKind
 from muster.job import Script
 from muster.options.values import plain_texts, whole_number
 from muster.text.arguments import Argument, ArgumentText

@@ -7,17 +7,15 @@ import contextlib
 import logging
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from muster import events
-from muster.agent import wire
-from muster.agent.fields import items, port, string, text, whole
 from muster.agent.removal import remove_folder
 from muster.checks.planning import describe_job
-from muster.errors import JobError, MusterError, PlatformError, RunFailed, RunStopped
+from muster.errors import MusterError, PlatformError, RunFailed, RunStopped
 from muster.events import Event
 from muster.events.observers import Observers
 from muster.platforms.base import Platform
@@ -26,12 +24,12 @@ from muster.records import folders, sessions
 from muster.records.journal import Journal
 from muster.records.result import Result, discard_values, exit_codes
 from muster.records.scratch import make_scratch
+from muster.run.answers import Answers
 from muster.run.attempts import Attempts
 from muster.run.checked import CheckedRun
-from muster.run.control import Answer, Control
+from muster.run.control import Control
 from muster.run.lost_time import LostTime
 from muster.run.request import AT_ONCE
-from muster.run.streams import Stream
 from muster.runtime.background import background_loop, in_thread
 from muster.runtime.imports import import_at_once
 from muster.runtime.latch import Latch
@@ -285,69 +283,16 @@ class Execution:
         finally:
             calls.close()
 
-    # -- questions of other processes --------------------------------------------------------------------------------
-
     async def _control(self) -> None:
         """Open the control socket for other processes of the user; without one the run goes on all the same."""
         if self._controlled_by is not None:
             await self._controlled_by.close()
-        answers: dict[str, Answer] = {
-            "state": self._say_state,
-            "stop": self._stop_for,
-            "usage": self._say_usage,
-            "stacks": self._say_stacks,
-            "logs": self._say_log,
-            "exec": self._open_command,
-            "forward": self._open_port,
-        }
-        self._controlled_by = Control(self.run_dir, answers)
+        self._controlled_by = Control(self.run_dir, Answers(self).by_request())
         try:
             await self._controlled_by.open(self._scratch)
         except OSError as error:
             text = f"Only this session can stop the run: its control socket cannot be made ({error})."
             self._observers.tell(Event.of(events.Note(text)))
-
-    async def _say_state(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        workers = self.orchestrator.state.workers if self.orchestrator else {}
-        state = {name: worker.status.value for name, worker in workers.items()}
-        return {"is_up": self.up.is_set(), "stop_reason": self.stop_reason, "workers": state}
-
-    async def _stop_for(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        self.ask_to_stop(AT_ONCE if request.get("now") else "by request")
-        return {}
-
-    async def _say_usage(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        used = self.orchestrator.state.usage if self.orchestrator else {}
-        return {"usage": {name: list(usage) for name, usage in used.items()}}
-
-    async def _say_stacks(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {"stacks": await self.orchestrator.stacks() if self.orchestrator else {}}
-
-    async def _say_log(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        from muster.records.runs import Run
-
-        return {"lines": await in_thread(Run(self.run_dir).log_end, str(request.get("name")))}
-
-    async def _open_command(self, request: Mapping[str, Any]) -> Stream:
-        try:
-            words = items(string, 1 << 16)(request.get("argv", []))
-            size = items(whole(0, 10000), 2)(request.get("size", [0, 0]))
-            terminal = text(100)(request.get("terminal", ""))
-        except ValueError as error:
-            raise JobError(f"The request makes no sense: it must be {error}.") from None
-        order = wire.Execute(0, words, {"TERM": terminal} if terminal else {}, None, *size)
-        return await self._open_stream(request, order)
-
-    async def _open_port(self, request: Mapping[str, Any]) -> Stream:
-        try:
-            return await self._open_stream(request, wire.Dial(0, port(request.get("port"))))
-        except ValueError as error:
-            raise JobError(f"The port must be {error}.") from None
-
-    async def _open_stream(self, request: Mapping[str, Any], order: wire.Execute | wire.Dial) -> Stream:
-        if self.orchestrator is None:
-            raise JobError(f"Run {self.run_id} has no workers yet.")
-        return await self.orchestrator.open_stream(str(request.get("worker")), order)
 
     def _sum_up(self, error: MusterError | None) -> Result:
         orchestrator = self.orchestrator

@@ -53,7 +53,7 @@ class RunLauncher:
             await started.start(Process(argv, launcher.env, launcher.cwd))
             self._prestarted = self._running = started
 
-    async def go(self, plan: Plan) -> None:
+    async def give_arguments(self, plan: Plan) -> None:
         """Write the plan's files, and give the launcher its arguments; it is started first where it is not running.
 
         Raises:
@@ -75,7 +75,7 @@ class RunLauncher:
         if self._prestarted is None:
             await self.prestart(launcher)
         assert self._prestarted is not None, "it has just been started"
-        self._prestarted.go([self._resolved(word) for word in launcher.argv])
+        self._prestarted.give_arguments([self._resolved(word) for word in launcher.argv])
 
     def on_message(self, worker: str, message: wire.LauncherOutput | wire.LauncherExited) -> None:
         """Handle a message about the launcher from the agent that runs it."""
@@ -175,7 +175,7 @@ class LauncherProcess(_Running):
             raise LaunchRefused(f"The launcher {process.argv[0]} cannot be started: {error}.") from error
         self._ended = self._tasks.start(self._watch(self._process), "launcher")
 
-    def go(self, argv: Sequence[str]) -> None:
+    def give_arguments(self, argv: Sequence[str]) -> None:
         """Give the launcher its arguments."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.write(json.dumps({"argv": argv}).encode() + b"\n")

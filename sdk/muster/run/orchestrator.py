@@ -19,7 +19,7 @@ from muster import events
 from muster.agent import wire
 from muster.errors import JobError, MusterError, RunStopped, StartTimeout
 from muster.failure import causes
-from muster.failure.causes import Failure, FailureKind
+from muster.failure.failures import OF_WORKER, Failure, FailureKind
 from muster.job import Plan, Process, Status
 from muster.platforms.base import Storage
 from muster.pools.pool import AgentPool
@@ -201,7 +201,7 @@ class Orchestrator:
     @property
     def _lost(self) -> set[str | None]:
         """Names of the workers that count as lost."""
-        return {failure.worker for failure in self.state.failures if failure.kind in causes.OF_WORKER}
+        return {failure.worker for failure in self.state.failures if failure.kind in OF_WORKER}
 
     async def _launch(self) -> None:
         self._enter("launching")
@@ -255,7 +255,7 @@ class Orchestrator:
             for name, process in plan.processes.items():
                 env = self._own_env(name, process.env)
                 self.pool.send(name, wire.Expect(process.argv, env, process.cwd, self._splits(name)))
-        await self._launcher.go(plan)
+        await self._launcher.give_arguments(plan)
         if not plan.starter:
             for name, rank, process in plan.starts():
                 self._start_process(name, rank, process)

@@ -7,7 +7,7 @@ from functools import partial
 
 from muster.errors import MusterError, StartTimeout
 from muster.failure import causes, diagnosis
-from muster.failure.causes import Failure
+from muster.failure.failures import Failure
 from muster.failure.waiting import MUTE, find_blocker
 from muster.job import Plan
 from muster.run.context import RunContext

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from muster.failure import causes
-from muster.failure.causes import Bearing, Failure, FailureKind
+from muster.failure.failures import Bearing, Failure, FailureKind
 from muster.pools.pool import AgentPool
 from muster.run.state import RunState
 from muster.run.watch import PlatformWatch

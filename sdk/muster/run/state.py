@@ -13,7 +13,8 @@ from typing import Any
 from muster import events
 from muster.agent import wire
 from muster.events import Event, EventData
-from muster.failure.causes import LATE, Failure, FailureKind
+from muster.failure.causes import LATE
+from muster.failure.failures import Failure, FailureKind
 from muster.job import EndCause, Member, Status, Worker, WorkerSpec
 from muster.pools.clocks import ClockOffset
 from muster.run.bounds import MOST_NOTES, AgentBounds, Metrics

@@ -82,7 +82,7 @@ def tell_of_exits():
                 with contextlib.suppress(Exception):
                     if status & 0xFF:
                         exceptions.report(SystemExit(status))
-                    progress.leaves()
+                    progress.send_last_report()
         finally:  # also where a handler of a signal raises KeyboardInterrupt or SystemExit meanwhile
             leave(status)
 

@@ -100,10 +100,6 @@ class ScriptedPlatform(Platform):
         self._called("stop", names)
         self._stop(names)
 
-    def reattach(self, handles: Sequence[str]) -> list[Worker]:
-        """Return these workers as ``poll`` does: there is nothing to connect to again."""
-        return self.poll(handles)
-
     def list(self) -> list[Worker]:
         """Return all workers that have been launched."""
         return [*self._workers.values()]

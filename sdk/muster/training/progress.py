@@ -173,7 +173,7 @@ def script_ended() -> None:
         _warn_of_apart(stages.ENDED_ALONE)
 
 
-def leaves() -> None:
+def send_last_report() -> None:
     """Send the last report, as the process is about to end without its exit functions."""
     _reporter.flush_at_once()
 

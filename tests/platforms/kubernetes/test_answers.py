@@ -18,7 +18,7 @@ from muster.errors import LaunchRefused, PlatformError
 from muster.job import EndCause, Status, Worker
 from muster.platforms.kubernetes import notes
 from muster.platforms.kubernetes.client import ClusterGone
-from muster.platforms.kubernetes.guard import remove_everything
+from muster.platforms.kubernetes.guard import remove_everything, sweep
 from muster.platforms.kubernetes.platform import KubernetesPlatform, _for_each
 
 from tests.platforms.kubernetes.fake_server import Answer, Fake, fake_kubeconfig, fake_server
@@ -37,6 +37,19 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
         yield fake
 
 
+def launched(*handles: str, at: float | None = None) -> KubernetesPlatform:
+    """Return a platform object that has launched pods of these handles at a time, and has not looked at them yet."""
+    platform = KubernetesPlatform()
+    platform._workers.update((handle, Worker(handle, handle, created_at=at or time.time())) for handle in handles)
+    return platform
+
+
+def look(platform: KubernetesPlatform) -> list[Worker]:
+    """Return the workers of a platform, after a new look at their pods, however recent the last one is."""
+    platform._looked_at = float("-inf")
+    return platform.poll([*platform._workers])
+
+
 def deleted(fake: Fake) -> list[str]:
     """Return what the server was asked to delete in the namespace, sorted."""
     return sorted(path.removeprefix("/api/v1/namespaces/ml/") for method, path, _ in fake.asked if method == "DELETE")
@@ -47,11 +60,11 @@ def test_a_list_that_is_older_than_a_pod_is_no_proof_that_it_is_gone(fake: Fake)
         return Answer(200, {"items": [] if "resourceVersion" in path else [POD]})
 
     fake.otherwise = answer
-    platform = KubernetesPlatform()
-    (worker,) = platform.reattach(["ml/p"])
+    platform = launched("ml/p")
+    (worker,) = look(platform)
     assert worker.status is Status.SCHEDULING
     fake.otherwise = lambda method, path: Answer(200, {"items": []})
-    (worker,) = platform.reattach(["ml/p"])
+    (worker,) = look(platform)
     assert (worker.status, len(fake.asked)) == (Status.FAILED, 5)
     assert fake.asked[-1][1] == "/api/v1/namespaces/ml/events?fieldSelector=involvedObject.name%3Dp"
     platform.poll(["ml/p"])
@@ -68,11 +81,11 @@ def test_the_events_of_an_older_pod_of_that_name_say_nothing_of_a_pod(fake: Fake
     def told_by(event: dict[str, Any]) -> EndCause | None:
         listed = {**POD, "metadata": {**META, "uid": "mine", "creationTimestamp": "2026-01-01T00:10:00Z"}}
         fake.otherwise = lambda method, path: Answer(200, {"items": [listed]})
-        platform = KubernetesPlatform()
-        platform.reattach(["ml/p"])
+        platform = launched("ml/p")
+        look(platform)
         assert [*platform._inquiries._metadata["ml/p"]] == ["uid", "creationTimestamp"], "all else is large"
         fake.otherwise = lambda method, path: Answer(200, {"items": [event] if "/events" in path else []})
-        return platform.reattach(["ml/p"])[0].cause
+        return look(platform)[0].cause
 
     preempted = {"reason": "Preempted", "lastTimestamp": "2026-01-01T00:20:00Z"}
     assert told_by({**preempted, "involvedObject": {"name": "p", "uid": "mine"}}) is EndCause.PREEMPTED
@@ -87,9 +100,9 @@ def test_why_a_pod_is_gone_is_asked_once_where_that_is_refused(fake: Fake, monke
     leaving = {**POD, "metadata": {**META, "deletionTimestamp": "2026-01-01T00:00:00Z"}}
     refused = Answer(403, {"message": "cannot list events"})
     fake.otherwise = lambda method, path: refused if "/events" in path else Answer(200, {"items": [leaving]})
-    platform = KubernetesPlatform()
+    platform = launched("ml/p")
     for _ in range(5):
-        platform.reattach(["ml/p"])
+        look(platform)
     assert sum("/events" in path for _, path, _ in fake.asked) == 1
 
 
@@ -111,11 +124,11 @@ def test_a_pod_that_was_last_seen_as_it_was_to_make_room_has_made_room(
     """The cluster forgets a pod with all that it said of its end, mostly between two looks at it."""
     running = {**POD, "metadata": metadata, "status": {**RUNNING, "conditions": [PREEMPTED]}}
     fake.otherwise = lambda method, path: Answer(200, {"items": [running]})
-    platform = KubernetesPlatform()
-    (worker,) = platform.reattach(["ml/p"])
+    platform = launched("ml/p")
+    (worker,) = look(platform)
     assert worker.status is (Status.STOPPING if metadata is LEAVING else Status.RUNNING)
     fake.otherwise = lambda method, path: Answer(200, {"items": [] if "/events" in path else last})
-    (worker,) = platform.reattach(["ml/p"])
+    (worker,) = look(platform)
     assert (worker.status, worker.cause) == (Status.FAILED, EndCause.PREEMPTED)
     assert "A pod of higher priority took its place. Kubernetes says: its words" in str(worker.reason)
 
@@ -138,25 +151,25 @@ def test_a_pod_that_is_deleted_while_its_node_is_closed_to_others_has_been_drain
     ]
     listed = {"nodes/n": node, "/events": Answer(events, {"items": []}), "/pods": Answer(200, {"items": leaving})}
     fake.otherwise = lambda method, path: next(answer for part, answer in listed.items() if part in path)
-    platform = KubernetesPlatform()
+    platform = launched("ml/p", "ml/q")
     for _ in range(3):
-        workers = platform.reattach(["ml/p", "ml/q"])
+        workers = look(platform)
     assert [worker.cause for worker in workers] == [None if cause is EndCause.CANCELLED else cause] * 2
     listed["/pods"] = Answer(200, {"items": []})
-    workers = platform.reattach(["ml/p", "ml/q"])
+    workers = look(platform)
     assert [worker.cause for worker in workers] == [cause] * 2
     assert words in str(workers[0].reason)
     assert sum("/nodes/n" in path for _, path, _ in fake.asked) == (1 if node.status == 403 else 2)
 
 
 def test_a_pod_that_was_not_removed_after_all_and_then_deleted_was_deleted(fake: Fake) -> None:
-    platform = KubernetesPlatform()
+    platform = launched("ml/p")
     for conditions in ([PREEMPTED], [{**PREEMPTED, "status": "False"}]):
         running = {**POD, "status": {**RUNNING, "conditions": conditions}}
         fake.otherwise = lambda method, path, running=running: Answer(200, {"items": [running]})  # type: ignore[misc]
-        platform.reattach(["ml/p"])
+        look(platform)
     fake.otherwise = lambda method, path: Answer(200, {"items": []})
-    (worker,) = platform.reattach(["ml/p"])
+    (worker,) = look(platform)
     assert worker.cause is EndCause.CANCELLED
 
 
@@ -168,15 +181,15 @@ def test_a_sweep_removes_what_is_muster_s_alone_and_holds_up_nothing(fake: Fake)
     listed = Answer(200, {"items": [pod]})
     fake.otherwise = lambda method, path: listed if method == "GET" else Answer(403, {"message": "cannot delete"})
     platform = KubernetesPlatform()
-    platform._sweep(platform._client(), "ml")
+    sweep(platform._client(), "ml")
     alive = {**POD, "metadata": {**META, "name": "q", "annotations": {"muster/session": owner()}}}
     both = Answer(200, {"items": [pod, alive]})  # whoever may make pods can give one the label of another session
     fake.otherwise = lambda method, path: both if method == "GET" else Answer(200)
-    platform._sweep(platform._client(), "ml")
+    sweep(platform._client(), "ml")
     assert deleted(fake) == ["pods/p", "pods/p"], "refused, and then alone: the Secrets may be the living session's"
     fake.otherwise = lambda method, path: listed if method == "GET" else Answer(200)
     fake.asked.clear()
-    platform._sweep(platform._client(), "ml")
+    sweep(platform._client(), "ml")
     assert deleted(fake) == ["pods/p", "secrets/muster-a-1", "secrets/muster-a-1-0"]
 
 
@@ -213,8 +226,8 @@ def test_the_end_is_looked_for_no_more_often_than_anything_else(fake: Fake, monk
         return Answer(200, {"items": [{**POD, "spec": {"nodeName": "n"}, "status": RUNNING}]})
 
     fake.otherwise = answer
-    platform = KubernetesPlatform()
-    platform.reattach(["ml/p"])
+    platform = launched("ml/p")
+    look(platform)
     platform.close()
     assert [at - 1000.0 for at in looks] == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0]
     looks.clear()
@@ -313,7 +326,7 @@ def test_a_sweep_removes_secrets_without_pods_by_the_note_of_who_made_them(fake:
     ]
     fake.otherwise = lambda method, path: Answer(200, {"items": pods if "%3Dx" in path else []})
     platform = KubernetesPlatform()
-    platform._sweep(platform._client(), "ml")
+    sweep(platform._client(), "ml")
     assert deleted(fake) == ["pods/ours", "secrets/muster-x-1", "secrets/muster-x-1-0"]
     assert sorted(path.stem for path in notes.folder().iterdir()) == ["alive", "other"]
 
@@ -390,9 +403,9 @@ def test_the_cluster_is_asked_as_often_for_a_thousand_workers_as_for_ten(
     status = {"phase": phase, "containerStatuses": running if phase == "Running" else []}
     listed = Answer(200, {"items": [made(f"w-{number}", status) for number in range(workers)]})
     fake.otherwise = lambda method, path: Answer(200, {"items": []}) if "/events" in path else listed
-    platform = KubernetesPlatform()
     handles = [f"ml/w-{number}" for number in range(workers)]
-    platform.reattach(handles)
+    platform = launched(*handles, at=clock.time())
+    look(platform)
     while now[0] < 1060:
         now[0] += 0.5
         platform.poll(handles)
@@ -414,8 +427,8 @@ def test_an_image_that_cannot_be_pulled_is_not_said_to_be_on_its_way(
     pod = made("a", {"phase": "Pending", "containerStatuses": [waits], "conditions": [placed]})
     pods = Answer(200, {"items": [pod]})
     fake.otherwise = lambda method, path: Answer(200, {"items": [pulling]}) if "/events" in path else pods
-    platform = KubernetesPlatform()
-    platform.reattach(["ml/a"])
+    platform = launched("ml/a")
+    look(platform)
     for _ in range(30):
         now[0] += 1.0
         (worker,) = platform.poll(["ml/a"])
@@ -445,8 +458,8 @@ def test_an_image_that_is_being_pulled_is_told_with_the_size_that_another_pod_s_
         return Answer(200, {"items": [pulling]}) if "/events" in path else pods
 
     fake.otherwise = answer
-    platform = KubernetesPlatform()
-    platform.reattach(["ml/a"])
+    platform = launched("ml/a")
+    look(platform)
 
     def reason_after(seconds: int) -> str:
         for _ in range(seconds):
@@ -470,7 +483,7 @@ class Looks:
         clock = types.SimpleNamespace(monotonic=lambda: self._now, time=lambda: 1.8e9 + self._now)
         set_clock(monkeypatch, clock)
         self._fake = fake
-        self._platform = KubernetesPlatform()
+        self._platform = launched("ml/a")
         self.events: list[dict[str, Any]] = []
 
     def look(self, status: dict[str, Any], **spec: Any) -> Worker:
@@ -484,7 +497,7 @@ class Looks:
 
         self._fake.otherwise = answer
         self._now += 20.0
-        (worker,) = self._platform.reattach(["ml/a"])
+        (worker,) = look(self._platform)
         return worker
 
 
@@ -552,9 +565,9 @@ def test_what_delays_pods_is_asked_for_one_after_the_other_and_never_where_that_
     event = {"reason": "FailedMount", "message": 'secret "data" not found', "lastTimestamp": "2026-01-01T00:00:00Z"}
     pods = Answer(200, {"items": [made(name, {"phase": "Pending"}) for name in ("a", "b")]})
     fake.otherwise = lambda method, path: Answer(200, {"items": [event]}) if "/events" in path else pods
-    platform = KubernetesPlatform()
     handles = ["ml/a", "ml/b"]
-    platform.reattach(handles)
+    platform = launched(*handles, at=clock.time())
+    look(platform)
     for _ in range(50):
         now[0] += 1.0
         workers = platform.poll(handles)

@@ -10,7 +10,7 @@ from muster.job import EndCause, Status, Worker
 from muster.platforms.kubernetes import causes, pulls
 from muster.platforms.kubernetes.causes import delay_in_words, end_of_events, newest_delay
 from muster.platforms.kubernetes.pods import WORKER
-from muster.platforms.kubernetes.states import DELETED, GONE, explained, is_unexplained, seen
+from muster.platforms.kubernetes.states import DELETED, GONE, explained, is_unexplained, state_of
 
 START = "2026-11-22T18:00:00Z"
 PLACED = {"type": "PodScheduled", "status": "True", "lastTransitionTime": START}
@@ -46,7 +46,7 @@ def waits(reason: str, message: str = "") -> dict[str, Any]:
 
 
 def look(shown: dict[str, Any] | None, was_stopped: bool = False, said: str = "", **known: Any) -> Worker:
-    return seen(Worker("ml/p", "worker-0", **known), shown, was_stopped, said)
+    return state_of(Worker("ml/p", "worker-0", **known), shown, was_stopped, said)
 
 
 def unplaced(message: str, reason: str = "Unschedulable") -> dict[str, Any]:
@@ -353,7 +353,7 @@ def test_a_pod_that_somebody_else_deletes_is_told() -> None:
     for status in (137, 143):  # too late, and too early for the agent to say anything
         worker = look(pod("Failed", ended(status), deleted=True))
         assert (worker.status, worker.cause, worker.reason) == (Status.STOPPED, EndCause.CANCELLED, DELETED)
-    vanished = seen(stopping, None, was_stopped=False)  # its end was between two looks
+    vanished = state_of(stopping, None, was_stopped=False)  # its end was between two looks
     assert (vanished.status, vanished.cause, vanished.reason) == (Status.STOPPED, EndCause.CANCELLED, DELETED)
     assert look(None).reason == GONE
     assert "run again" in str(worker.advice)
@@ -387,7 +387,7 @@ def test_a_running_pod_has_an_address_and_times() -> None:
     ],
 )
 def test_events_tell_who_deleted_a_pod(reasons: list[str], cause: EndCause | None) -> None:
-    deleted = seen(Worker("ml/p", "worker-0"), None, was_stopped=False)
+    deleted = state_of(Worker("ml/p", "worker-0"), None, was_stopped=False)
     assert is_unexplained(deleted)
     found = end_of_events([{"reason": reason, "message": "so it was"} for reason in reasons])
     assert (found is None) is (cause is None)

@@ -143,7 +143,7 @@ def test_frames_come_whole_however_they_are_cut() -> None:
 
 
 def test_bytes_go_both_ways_and_either_end_is_told(rig: Rig) -> None:
-    rig.tunnels.see({rig.pod: RUNS})
+    rig.tunnels.update({rig.pod: RUNS})
     agent, session = rig.dial()
     sent = os.urandom(1 << 20)
     sender = threading.Thread(target=session.sendall, args=(sent,))
@@ -159,7 +159,7 @@ def test_bytes_go_both_ways_and_either_end_is_told(rig: Rig) -> None:
 
 
 def test_a_side_that_takes_nothing_holds_the_other_up_and_memory_is_bounded(rig: Rig) -> None:
-    rig.tunnels.see({rig.pod: RUNS})
+    rig.tunnels.update({rig.pod: RUNS})
     agent, session = rig.dial()
     session.settimeout(1)
     sent = 0
@@ -171,7 +171,7 @@ def test_a_side_that_takes_nothing_holds_the_other_up_and_memory_is_bounded(rig:
 
 
 def test_a_program_that_is_killed_is_replaced(rig: Rig) -> None:
-    rig.tunnels.see({rig.pod: RUNS})
+    rig.tunnels.update({rig.pod: RUNS})
     agent, session = rig.dial()
     rig.pipes[-1].program.kill()
     assert agent.recv(1) == b""
@@ -181,7 +181,7 @@ def test_a_program_that_is_killed_is_replaced(rig: Rig) -> None:
 
 
 def test_a_stream_without_a_word_is_torn_on_both_sides(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig.tunnels.see({rig.pod: RUNS})
+    rig.tunnels.update({rig.pod: RUNS})
     agent, session = rig.dial()
     monkeypatch.setattr(tunnels, "SILENCE", 0.3)  # the program at the other end beats each 2 s: too seldom for this
     monkeypatch.setattr(tunnels, "BEAT_SECONDS", 0.1)
@@ -191,7 +191,7 @@ def test_a_stream_without_a_word_is_torn_on_both_sides(rig: Rig, monkeypatch: py
 
 def test_a_cluster_that_is_busy_is_asked_again_and_one_that_refuses_is_not(rig: Rig) -> None:
     rig.answers += [ApiRefused("exec", 500, {"message": "busy"}), OSError("torn")]
-    rig.tunnels.see({rig.pod: RUNS})
+    rig.tunnels.update({rig.pod: RUNS})
     agent, _ = rig.dial()
     rig.answers += [ApiRefused("exec", 403, {"message": "no"})] * 50
     agent.close()  # and a stream for the next is opened at once
@@ -205,7 +205,7 @@ def test_agents_that_dial_the_session_need_no_stream(run: Run, tmp_path: Path, m
     try:
         assert rig.address == rig.session.getsockname()[:2]
         rig.tunnels.connected(rig.worker)
-        rig.tunnels.see({rig.pod: RUNS})
+        rig.tunnels.update({rig.pod: RUNS})
         time.sleep(1)
         assert rig.pipes == []
     finally:
@@ -219,14 +219,14 @@ def test_a_refusal_counts_only_once_an_agent_that_may_dial_has_had_its_time(
     rig = Rig(run, tmp_path, always=False)
     try:
         rig.answers += [ApiRefused("exec", 403, {"message": "no"})]
-        rig.tunnels.see({rig.pod: RUNS})
+        rig.tunnels.update({rig.pod: RUNS})
         eventually(lambda: not rig.answers, "it was refused", 30)
         assert rig.tunnels.refusal(rig.pod) is None
         monkeypatch.setattr(tunnels, "PATIENCE", 0.0)
         eventually(lambda: rig.tunnels.refusal(rig.pod) is not None, "its time is over", 30)
         monkeypatch.setattr(tunnels, "PATIENCE", 60.0)
         assert rig.tunnels.refusal(rig.pod) is None
-        rig.tunnels.see({})
+        rig.tunnels.update({})
         assert rig.tunnels.refusal(rig.pod) is not None, "its pod has waited for long enough"
         rig.tunnels.connected(rig.worker)
         assert rig.tunnels.refusal(rig.pod) is None
@@ -245,7 +245,7 @@ def test_a_stream_that_is_opened_while_all_is_closed_is_closed_as_well(run: Run,
 
     late = Tunnels(open_late, rig.session.getsockname()[:2], always=True)
     late.addresses_for([run.spec()])
-    late.see({rig.pod: RUNS})
+    late.update({rig.pod: RUNS})
     assert opens.wait(30)
     late.close()
     goes_on.set()

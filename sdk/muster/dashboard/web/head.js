@@ -99,7 +99,7 @@ class Head {
     if (this.bar.value !== run.fraction) this.bar.value = run.fraction;
     setText(this.pace, [
       ...run.position,
-      run.tellers,
+      run.share_reporting,
       run.left == null || run.status !== "running" || this.isStill(run) ? "" : `${duration(run.left)} left`,
       run.rate == null ? "" : `${perSecond(run.rate)} examples/s`,
       run.efficiency == null ? "" : `scaling efficiency ${Math.round(100 * run.efficiency)} %`,

@@ -108,6 +108,18 @@ def remove_everything(client: Any, label: str) -> None:
     remove_folder(homes_of(label))
 
 
+def remove_left_behind(client: Any) -> None:
+    """Remove the containers and networks of sessions that were killed together with their guards.
+
+    Raises:
+        APIError, RequestException: the engine fails to.
+    """
+    found = [*containers_with(client, OWNER), *client.networks(filters={"label": [OWNER]})]
+    for label in {(entry.get("Labels") or {}).get(OWNER, "") for entry in found}:
+        if is_left(label):
+            remove_everything(client, label)
+
+
 def clean_up(facts: dict[str, Any]) -> None:
     """Remove the containers, networks and homes that a session has made, given the guard's facts."""
     from muster.platforms.containers.engine import connect

@@ -176,14 +176,14 @@ def file(
     return info, io.BytesIO(data)
 
 
-def own_folders(python: str = sys.executable) -> list[str]:
+def own_folders() -> list[str]:
     """Return the folders that a worker with the session's Python needs, without those inside others of them."""
     paths = [
         "/usr",
         *(f"/etc/{name}" for name in OF_SYSTEM),
         *(f"/{name}" for name in SYSTEM if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")),
     ]
-    paths += [sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(os.path.abspath(python)))]
+    paths += [sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(os.path.abspath(sys.executable)))]
     paths += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     paths += python_path()
     return outermost([path for path in [*paths, *map(os.path.realpath, paths)] if os.path.exists(path)])

@@ -90,10 +90,10 @@ def free_subnet(taken: Iterable[str]) -> ipaddress.IPv4Network:
     )
 
 
-def _routes(path: Path = Path("/proc/net/route")) -> list[str]:
+def _routes() -> list[str]:
     """Return the networks that this machine has routes to."""
     try:
-        rows = [line.split() for line in path.read_text().splitlines()[1:]]
+        rows = [line.split() for line in Path("/proc/net/route").read_text().splitlines()[1:]]
     except OSError:
         return []
     return [f"{_address(row[1])}/{bin(int(row[7], 16)).count('1')}" for row in rows if len(row) > 7]

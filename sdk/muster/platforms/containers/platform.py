@@ -17,7 +17,7 @@ from muster.job import Resources, Status, Worker, WorkerSpec, at_most
 from muster.options.fields import option
 from muster.platforms import machine
 from muster.platforms.agents import default_log_cap
-from muster.platforms.base import Cleaned, Platform, Reach, Storage, cores_in_words, memory_in_words
+from muster.platforms.base import Cleaned, Platform, Reach, Storage, cores_in_words, memory_in_words, oldest_first
 from muster.platforms.containers import states
 from muster.platforms.containers import worker as containers
 from muster.platforms.containers.cache import empty_cache, make_cache
@@ -27,10 +27,10 @@ from muster.platforms.containers.guard import (
     OWNER,
     ContainerGuard,
     containers_with,
-    is_left,
     make_homes,
     new_label,
     remove_everything,
+    remove_left_behind,
     remove_orphaned_homes,
 )
 from muster.platforms.containers.images import (
@@ -91,7 +91,6 @@ class ContainersPlatform(Platform):
         self._homes = ""
         self._guard: ContainerGuard | None = None
         self._lock = threading.Lock()
-        self._specs: dict[str, WorkerSpec] = {}
         self._workers: dict[str, Worker] = {}
         self._submitted: dict[str, list[str]] = {}
         self._told_to_stop: dict[str, float] = {}
@@ -188,7 +187,6 @@ class ContainersPlatform(Platform):
     def _queue(self, specs: Sequence[WorkerSpec]) -> None:
         for spec in specs:
             handle = containers.container_name(spec)
-            self._specs[handle] = spec
             self._workers[handle] = Worker(handle, spec.name, created_at=time.time())
             self._waiting[handle] = ""
 
@@ -216,7 +214,9 @@ class ContainersPlatform(Platform):
     def _start(self, engine: Engine, specs: Sequence[WorkerSpec]) -> None:
         """Create and start containers, all or none. Raises PlatformError."""
         if self._guard is None:
-            self._sweep(engine)
+            with asking(engine, "The containers could not be listed"):
+                remove_left_behind(engine.client)
+            remove_orphaned_homes()
             self._guard = ContainerGuard(engine.url, self._label)
         setting = self._setting(engine)
         made: list[str] = []
@@ -240,7 +240,6 @@ class ContainersPlatform(Platform):
         now = time.time()
         for spec in specs:
             handle = containers.container_name(spec)
-            self._specs[handle] = spec
             self._workers[handle] = Worker(handle, spec.name, Status.STARTING, created_at=now, placed_at=now)
 
     def _setting(self, engine: Engine) -> containers.ContainerSetting:
@@ -276,12 +275,13 @@ class ContainersPlatform(Platform):
         with asking(engine, "The containers could not be listed"):
             listed = containers_with(engine.client, "muster.worker")
         entries = {str(name).lstrip("/"): entry for entry in listed for name in entry.get("Names") or []}
-        found = [self._seen(engine, worker, entries.get(worker.id)) for worker in known]
+        found = [self._current(engine, worker, entries.get(worker.id)) for worker in known]
         self._gpus.release(worker.id for worker in found if worker.status.is_final)
         self._workers.update((worker.id, worker) for worker in found if worker.id in self._workers)
         return found
 
-    def _seen(self, engine: Engine, worker: Worker, entry: Mapping[str, Any] | None) -> Worker:
+    def _current(self, engine: Engine, worker: Worker, entry: Mapping[str, Any] | None) -> Worker:
+        """Return a worker in its current state, given its container as the engine lists it, if it does."""
         if worker.status.is_final:
             return worker
         if worker.id in self._waiting:
@@ -330,15 +330,9 @@ class ContainersPlatform(Platform):
 
         at_once(stop, handles, AT_ONCE)
 
-    def reattach(self, handles: Sequence[str]) -> list[Worker]:
-        """Take over containers by their names."""
-        found = self.poll(handles)
-        self._workers.update((worker.id, worker) for worker in found)
-        return found
-
     def list(self) -> list[Worker]:
-        """Return all workers that this object has launched or taken over, oldest first."""
-        return sorted(self.poll([*self._workers]), key=lambda worker: worker.created_at or 0.0)
+        """Return all workers that this object has launched, oldest first."""
+        return oldest_first(self.poll([*self._workers]))
 
     def logs(self, handle: str) -> Iterator[str]:
         """Yield the lines of a worker's log, from its container; none once that is removed."""
@@ -361,7 +355,7 @@ class ContainersPlatform(Platform):
         self._is_closed = True
         try:
             with self._starting, asking(engine, "The containers could not be removed"):
-                at_once(lambda name: _end(engine, name), [*self._specs], AT_ONCE)
+                at_once(lambda name: _end(engine, name), [*self._workers], AT_ONCE)
                 remove_everything(engine.client, self._label)
         except BaseException:  # Ctrl-C while the containers end, too
             self._leave_to_guard()
@@ -372,11 +366,6 @@ class ContainersPlatform(Platform):
         guard, self._guard = self._guard, None
         if guard is not None:
             guard.close()
-        taken_over = [name for name in self._workers if name not in self._specs]
-        self.stop(taken_over)
-        deadline = time.monotonic() + STOP_SECONDS
-        while any(not worker.status.is_final for worker in self.poll(taken_over)) and time.monotonic() < deadline:
-            time.sleep(0.05)
         for name, worker in self._workers.items():
             self._workers[name] = worker.moved(Status.STOPPED, finished_at=time.time())
 
@@ -390,18 +379,6 @@ class ContainersPlatform(Platform):
             guard.clean_up(gpus.release_all)
         # What is launched from now on is not that guard's to remove.
         self._label, self._network, self._has_network, self._homes = new_label(), None, False, ""
-
-    @staticmethod
-    def _sweep(engine: Engine) -> None:
-        """Remove the containers, networks and homes of sessions that were killed together with their guards."""
-        with asking(engine, "The containers could not be listed"):
-            found = [
-                *containers_with(engine.client, OWNER), *engine.client.networks(filters={"label": [OWNER]}),
-            ]  # fmt: skip
-            for label in {(entry.get("Labels") or {}).get(OWNER, "") for entry in found}:
-                if is_left(label):
-                    remove_everything(engine.client, label)
-        remove_orphaned_homes()
 
 
 def _check_resources(engine: Engine, wanted: Mapping[str, Resources]) -> None:

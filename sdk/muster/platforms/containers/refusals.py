@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import struct
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from muster.agent import linux
 from muster.errors import LaunchRefused, PlatformError
 from muster.platforms.refusals import Refusal, find_refusal, in_words
 from muster.text.arguments import Argument, ArgumentText
 
-PEER = struct.Struct("3i")  # process, user and group id at the other end of a Unix socket
 START_ENGINE = ArgumentText(
     "start it (systemctl start docker, or podman system service --time=0), or ",
     Argument("engine", ""),
@@ -162,7 +161,7 @@ def knock(url: str) -> tuple[int, int] | None:
         return None
     with socket.socket(socket.AF_UNIX) as probe:
         probe.connect(url.removeprefix("unix://"))
-        pid, uid, _ = PEER.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
+        pid, uid = linux.peer_of(probe)
     return (pid, uid) if pid else None
 
 

@@ -30,6 +30,8 @@ from muster.platforms.base import (
     cores_in_words,
     gpus_in_words,
     memory_in_words,
+    oldest_first,
+    unknown_worker,
 )
 from muster.platforms.guard_answers import checked, workers_of
 from muster.platforms.hosts.failures import together
@@ -50,10 +52,7 @@ REMOVE_CACHE = (
 )
 POLL_SECONDS = 0.7  # time that a poll waits for a host's answer
 REPAIR_SECONDS = 1.8  # time that a poll waits for a new login: only by that one can tell why workers have ended
-END_SECONDS = 5.0  # how long workers may take to end once they have been stopped
-END_POLL = 0.05
 MORE_SLOTS = ArgumentText("more slots: host:slots in ", Argument("hosts", ""))
-NOBODY = "This platform does not know the worker."
 
 Guard = tuple[str, int, int]  # host, process id and start time
 
@@ -100,7 +99,6 @@ class HostsPlatform(Platform):
         self._routes = Routes(self._logins, self.tunnel)
         self._relays: list[PoolRelay] = []
         self._workers: dict[str, Worker] = {}
-        self._others: dict[str, Worker] = {}  # taken over from another platform object
         self._submitted: dict[str, list[str]] = {}
         self._handle_of: dict[Key, str] = {}
         self._placement = Placement(
@@ -251,7 +249,7 @@ class HostsPlatform(Platform):
     def poll(self, handles: Sequence[str]) -> list[Worker]:
         """Return the workers as the guards of their hosts report them."""
         self._refresh([handle for handle in handles if handle in self._workers])
-        others = self._polled([handle for handle in handles if handle not in self._workers])
+        others = self._workers_of_others([handle for handle in handles if handle not in self._workers])
         return [self._workers.get(handle) or others[handle] for handle in handles]
 
     def stop(self, handles: Sequence[str]) -> None:
@@ -264,17 +262,10 @@ class HostsPlatform(Platform):
             with contextlib.suppress(*[HostUnreachable] if own else []):  # its guard then ends them itself
                 self._ask(guard, "stop", ids=its_handles)
 
-    def reattach(self, handles: Sequence[str]) -> list[Worker]:
-        """Take over workers whose guard still runs on its host."""
-        found = self.poll(handles)
-        self._others.update((worker.id, worker) for worker in found if worker.id not in self._workers)
-        return found
-
     def list(self) -> list[Worker]:
-        """Return all workers that this object has launched or taken over, oldest first."""
+        """Return all workers that this object has launched, oldest first."""
         self._refresh([*self._workers])
-        self._others.update(self._polled([*self._others]))
-        return sorted([*self._others.values(), *self._workers.values()], key=lambda worker: worker.created_at or 0)
+        return oldest_first(self._workers.values())
 
     def logs(self, handle: str) -> Iterator[str]:
         """Yield the lines of a worker's log, read from its host; none once its guard is gone."""
@@ -289,7 +280,6 @@ class HostsPlatform(Platform):
 
     def close(self) -> None:
         """End all workers and logins, and wait until they are gone, a few seconds at most."""
-        self._end([*self._others])
         for guard in _by_guard(handle for handle, worker in self._workers.items() if not worker.status.is_final):
             login = self._logins.made(guard[0])
             if login is not None and login.is_open and login.guard != guard[1:]:  # of an earlier login
@@ -299,16 +289,6 @@ class HostsPlatform(Platform):
         for handle, worker in self._workers.items():
             self._workers[handle] = worker.moved(Status.STOPPED, finished_at=time.time())
         self._routes.forget()
-
-    def _end(self, handles: Sequence[str]) -> None:
-        """Stop workers that other objects have launched, and wait some seconds until they have ended."""
-        if not handles:
-            return
-        with contextlib.suppress(MusterError):
-            self.stop(handles)
-            deadline = time.monotonic() + END_SECONDS
-            while not all(worker.status.is_final for worker in self.poll(handles)) and time.monotonic() < deadline:
-                time.sleep(END_POLL)
 
     # -- answers of guards --------------------------------------------------------------------------------------------
 
@@ -334,20 +314,21 @@ class HostsPlatform(Platform):
             guard = guards[number]
             self._look_after(guard[0])
             answer = self._ask(guard, "poll", POLL_SECONDS, keep=self._word)
-            return None if answer is None else self._told(answer, guard, by_guard[guard])
+            return None if answer is None else self._workers_in(answer, guard, by_guard[guard])
 
         answers, failed = for_all(poll, [*guards])
         for number, workers in answers.items():
             if workers is None:
                 self._fail_all(guards[number], f"The process that guards its workers on {guards[number][0]} has ended.")
             for handle, fresh in (workers or {}).items():
-                self._workers[handle] = self._workers[handle].moved(fresh.status, **_changes(fresh))
+                self._workers[handle] = self._workers[handle].updated(fresh)
         for number, error in failed.items():
             login = self._logins.made(guards[number][0])
             if login is None or time.monotonic() - login.heard_at > self.lease_seconds:
                 self._fail_all(guards[number], self._logins.troubles.get(guards[number][0], error.message))
 
-    def _told(self, answer: Mapping[str, Any], guard: Guard, handles: Sequence[str]) -> dict[str, Worker]:
+    def _workers_in(self, answer: Mapping[str, Any], guard: Guard, handles: Sequence[str]) -> dict[str, Worker]:
+        """Return the workers with these handles that a guard's answer tells of, by handle."""
         return workers_of(answer, handles, guard[0], self._logins.get(guard[0]).clock_offset)
 
     def _look_after(self, host: str) -> None:
@@ -368,12 +349,12 @@ class HostsPlatform(Platform):
             known = self._workers[handle]
             self._workers[handle] = known.moved(Status.FAILED, reason=why, finished_at=time.time())
 
-    def _polled(self, handles: Sequence[str]) -> dict[str, Worker]:
+    def _workers_of_others(self, handles: Sequence[str]) -> dict[str, Worker]:
         """Return workers of other platform objects, by handle, as their guards report them."""
-        found = {handle: Worker(handle, handle, Status.FAILED, reason=NOBODY) for handle in handles}
+        found = {handle: unknown_worker(handle) for handle in handles}
         for guard, its_handles in _by_guard(handles).items():
             answer = self._ask(guard, "poll")
-            known = {} if answer is None else self._told(answer, guard, its_handles)
+            known = {} if answer is None else self._workers_in(answer, guard, its_handles)
             for handle in its_handles:
                 if handle in known:
                     found[handle] = known[handle]
@@ -479,11 +460,6 @@ def _by_guard(handles: Iterable[str]) -> dict[Guard, list[str]]:
 def _short(run: str) -> str:
     """Return a run's id, shortened to its start and end where it is long, as paths of sockets have to be short."""
     return run if len(run) <= 24 else f"{run[:15]}{run[-5:]}"
-
-
-def _changes(worker: Worker) -> dict[str, Any]:
-    """Return the facts of a worker that a poll may change."""
-    return {name: value for name, value in vars(worker).items() if name not in {"id", "name", "status", "created_at"}}
 
 
 def _make_log_folder(spec: WorkerSpec) -> None:

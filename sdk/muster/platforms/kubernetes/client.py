@@ -73,7 +73,7 @@ class ApiClient:
         self.credentials = Credentials(access)
         self._lock = threading.Lock()
         self._pool: urllib3.PoolManager | None = None
-        self._shown = Credential()  # with the certificate of the pool's connections
+        self._credential = Credential()  # with the certificate of the pool's connections
 
     def get(self, path: str, **query: str) -> dict[str, Any]:
         """Return the object or list at a path. Raises what ``ask`` raises."""
@@ -90,7 +90,7 @@ class ApiClient:
             ClusterGone, ApiRefused, PlatformUnsupported: as ``ask``.
         """
         try:
-            answer = self._asked("GET", path, None, query, Wanted("text", most))
+            answer = self._answer("GET", path, None, query, Wanted("text", most))
         except ApiRefused as error:
             if error.code in (400, 404):
                 return ""
@@ -101,10 +101,10 @@ class ApiClient:
         """Create an object, and return it. Raises what ``ask`` raises."""
         return self.ask("POST", path, body)
 
-    def delete(self, path: str, body: Mapping[str, Any] | None = None, **query: str) -> bool:
+    def delete(self, path: str, **query: str) -> bool:
         """Delete an object, and return whether there was one to delete. Raises what ``ask`` raises."""
         try:
-            self.ask("DELETE", path, body, query)
+            self.ask("DELETE", path, query=query)
         except ApiRefused as error:
             if error.code in (404, 409):  # it is gone, or another request is changing it
                 return False
@@ -121,12 +121,12 @@ class ApiClient:
             ApiRefused: the cluster refuses.
             PlatformUnsupported: the credentials cannot be had.
         """
-        content = self._asked(method, path, body, query or {}, Wanted("json", LARGEST_ANSWER)).content()
+        content = self._answer(method, path, body, query or {}, Wanted("json", LARGEST_ANSWER)).content()
         if content is None:
             raise ClusterGone(f"{self._where()} answers with something else than JSON to {method} {path}.")
         return content
 
-    def _asked(
+    def _answer(
         self, method: str, path: str, body: Mapping[str, Any] | None, query: Mapping[str, str], wanted: Wanted
     ) -> Answer:
         query = dict(query)
@@ -234,11 +234,11 @@ class ApiClient:
     def _connections(self, credential: Credential) -> urllib3.PoolManager:
         with self._lock:
             if self._pool is None or (credential.certificate, credential.key) != (
-                self._shown.certificate,
-                self._shown.key,
+                self._credential.certificate,
+                self._credential.key,
             ):
                 self._pool = make_pool(self.access, credential)
-                self._shown = credential
+                self._credential = credential
             return self._pool
 
 

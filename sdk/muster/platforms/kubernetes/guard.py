@@ -12,10 +12,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from muster.agent.owners import is_orphaned
+from muster.errors import PlatformError
 from muster.platforms.kubernetes import causes, notes
 from muster.platforms.kubernetes.client import ApiClient
 from muster.platforms.kubernetes.kubeconfig import Access, find_access
-from muster.platforms.kubernetes.pods import GRACE_SECONDS, OWNER
+from muster.platforms.kubernetes.pods import GRACE_SECONDS, OWNER, SESSION
+from muster.platforms.kubernetes.refusals import asking
 from muster.platforms.session_guard import SessionGuard
 
 ENDS_SECONDS = GRACE_SECONDS + 5.0  # time that pods may take to end after they are deleted
@@ -87,6 +90,44 @@ def remove_everything(
         found = listed()
     for name in secrets:
         client.delete(f"{path}/secrets/{name}")
+
+
+def sweep(client: ApiClient, namespace: str) -> None:
+    """Delete the pods and Secrets of sessions that were killed together with their guards."""
+    left: dict[str, set[str]] = {}
+    with asking("The pods could not be listed"):
+        owned: dict[str, list[Any]] = {}
+        for pod in client.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=OWNER)["items"]:
+            owned.setdefault(pod["metadata"]["labels"][OWNER], []).append(pod)
+        for label, all_ in owned.items():
+            if any(map(_is_left, all_)):
+                # Whoever may make pods can give one the label of another session, which may need the Secrets.
+                left[label] = set().union(*map(secrets_of, all_)) if all(map(_is_left, all_)) else set()
+    sessions: dict[str, str] = {}
+    for facts in notes.left():
+        if (facts.get("server"), facts.get("namespace")) == (client.access.server, namespace):
+            left.setdefault(facts["owner"], set()).update(facts["secrets"])
+            sessions[facts["owner"]] = str(facts["process"])
+
+    def is_own(pod: Mapping[str, Any]) -> bool:
+        return _is_left(pod) or _session_of(pod) == sessions.get(pod["metadata"]["labels"][OWNER])
+
+    for label, names in left.items():
+        with contextlib.suppress(PlatformError):  # the next session tries again
+            # Nobody waits for the pods' ends, as a run waits for this.
+            remove_everything(client, namespace, label, names, seconds=0.0, is_own=is_own)
+            if label in sessions:
+                notes.remove(label)
+
+
+def _session_of(pod: Mapping[str, Any]) -> str:
+    """Return the label of the process that has made a pod; empty if it does not say."""
+    return str((pod["metadata"].get("annotations") or {}).get(SESSION, ""))
+
+
+def _is_left(pod: Mapping[str, Any]) -> bool:
+    """Return whether the session that has made a pod has ended for certain."""
+    return is_orphaned(_session_of(pod))
 
 
 def is_on_a_node(pod: Mapping[str, Any]) -> bool:

@@ -13,19 +13,19 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from muster.agent.owners import is_orphaned, owner
+from muster.agent.owners import owner
 from muster.agent.pod_tunnel import HERE
 from muster.errors import LaunchRefused, PlatformError
 from muster.job import Resources, Status, Worker, WorkerSpec
 from muster.options.fields import option
 from muster.platforms.agents import default_log_cap
-from muster.platforms.base import Platform, Reach, Relay, Storage
-from muster.platforms.kubernetes import notes, pods, pulls, rights, states
+from muster.platforms.base import Platform, Reach, Relay, Storage, oldest_first
+from muster.platforms.kubernetes import pods, pulls, rights, states
 from muster.platforms.kubernetes.causes import PREPARED
 from muster.platforms.kubernetes.client import ApiClient, ApiRefused, ClusterGone
 from muster.platforms.kubernetes.defaults import PodDefaults, find_defaults
 from muster.platforms.kubernetes.exec_stream import ExecStream, open_exec
-from muster.platforms.kubernetes.guard import POLL_SECONDS, PodGuard, is_on_a_node, remove_everything, secrets_of
+from muster.platforms.kubernetes.guard import POLL_SECONDS, PodGuard, is_on_a_node, sweep
 from muster.platforms.kubernetes.inquiries import WAITING, Inquiries
 from muster.platforms.kubernetes.kubeconfig import find_access
 from muster.platforms.kubernetes.limits import FEWER, ClusterLimits, read_limits
@@ -103,7 +103,6 @@ class KubernetesPlatform(Platform):
         self._owner = secrets.token_hex(5)
         self._lock = threading.Lock()
         self._workers: dict[str, Worker] = {}
-        self._own: dict[str, WorkerSpec] = {}
         self._submitted: dict[str, list[str]] = {}
         self._secrets: list[str] = []
         self._told_to_stop: set[str] = set()
@@ -281,7 +280,7 @@ class KubernetesPlatform(Platform):
         if self._guard is None:
             self._check_rights(client, defaults.namespace)
             self._check_queue(client)
-            self._sweep(client, defaults.namespace)
+            sweep(client, defaults.namespace)
             self._check_room([spec.resources for spec in specs])
             self._guard = PodGuard(client.access, defaults.namespace, self._owner)
         made = [*pods.config_secrets(specs, setting)]
@@ -302,7 +301,6 @@ class KubernetesPlatform(Platform):
         now = time.time()
         handles = [f"{defaults.namespace}/{pods.pod_name(spec)}" for spec in specs]
         for handle, spec in zip(handles, specs, strict=True):
-            self._own[handle] = spec
             self._workers[handle] = Worker(handle, spec.name, created_at=now)
         self._submitted[run_key] = handles
         return handles
@@ -388,11 +386,11 @@ class KubernetesPlatform(Platform):
         others = {worker.id for worker in known if worker.id not in self._workers}
         if time.monotonic() >= self._looked_at + POLL_SECONDS or not others <= self._looked_for:
             self._look(handles)
-        return [self._workers.get(worker.id) or self._now(worker) for worker in known]
+        return [self._workers.get(worker.id) or self._current(worker) for worker in known]
 
     def _look(self, handles: Sequence[str]) -> None:
         """List the pods, and update the states of workers and tunnels."""
-        selector = f"{pods.OWNER}={self._owner}" if all(handle in self._own for handle in handles) else pods.OWNER
+        selector = f"{pods.OWNER}={self._owner}" if all(handle in self._workers for handle in handles) else pods.OWNER
         spaces = {handle.partition("/")[0] for handle in handles if "/" in handle}
         found = self._listed(spaces, selector, resourceVersion="0")
         expected = {
@@ -405,10 +403,10 @@ class KubernetesPlatform(Platform):
         self._looked_for = frozenset(handles)
         self._looked_at = time.monotonic()
         for relay in self._relays:
-            relay.see({handle.partition("/")[2]: pod for handle, pod in found.items()})
+            relay.update({handle.partition("/")[2]: pod for handle, pod in found.items()})
         for handle in handles:
             if handle in self._workers:
-                self._workers[handle] = self._now(self._workers[handle])
+                self._workers[handle] = self._current(self._workers[handle])
         self._inquiries.ask_for_a_delay([self._workers[handle] for handle in handles if handle in self._workers])
 
     def _listed(self, namespaces: Iterable[str], selector: str, **query: str) -> dict[str, dict[str, Any]]:
@@ -420,7 +418,8 @@ class KubernetesPlatform(Platform):
             found |= {f"{namespace}/{pod['metadata']['name']}": pod for pod in listed["items"]}
         return found
 
-    def _now(self, worker: Worker) -> Worker:
+    def _current(self, worker: Worker) -> Worker:
+        """Return a worker in its current state, as the last look at its pod and the inquiries about it tell."""
         pod = self._seen.get(worker.id)
         name = worker.id.partition("/")[2]
         refusal = next((found for relay in self._relays if (found := relay.refusal(name)) is not None), None)
@@ -429,7 +428,7 @@ class KubernetesPlatform(Platform):
         if pod is not None:
             self._inquiries.remember(worker.id, pod)
         trouble = self._inquiries.pull_troubles.get(worker.id)
-        now = states.seen(worker, pod, worker.id in self._told_to_stop, trouble.error if trouble else "")
+        now = states.state_of(worker, pod, worker.id in self._told_to_stop, trouble.error if trouble else "")
         delay = self._inquiries.delays.get(worker.id)
         if now.status in WAITING and delay and trouble is None:
             said = "" if str(now.reason).startswith(PREPARED) else now.reason  # then the delay says more
@@ -457,16 +456,9 @@ class KubernetesPlatform(Platform):
         with asking(f"The pod {name} could not be deleted"):
             self._client().delete(f"/api/v1/namespaces/{namespace}/pods/{name}")
 
-    def reattach(self, handles: Sequence[str]) -> list[Worker]:
-        """Take over pods by their names."""
-        self._looked_at = float("-inf")
-        found = self.poll(handles)
-        self._workers.update((worker.id, worker) for worker in found)
-        return found
-
     def list(self) -> list[Worker]:
-        """Return all workers that this object has launched or taken over, oldest first."""
-        return sorted(self.poll([*self._workers]), key=lambda worker: worker.created_at or 0.0)
+        """Return all workers that this object has launched, oldest first."""
+        return oldest_first(self.poll([*self._workers]))
 
     def logs(self, handle: str) -> Iterator[str]:
         """Yield the lines of an ended worker's log while its pod exists; at other times only a session has them."""
@@ -511,9 +503,7 @@ class KubernetesPlatform(Platform):
         living = [handle for handle in self._workers if self._may_run(handle)]
         with asking("The workers could not be deleted"):
             self._told_to_stop.update(living)
-            _for_each(
-                self._delete, [*self._own, *(handle for handle in living if handle not in self._own)], goes_on=True
-            )
+            _for_each(self._delete, [*self._workers], goes_on=True)
         deadline = time.monotonic() + CLOSE_SECONDS
         while living and time.monotonic() < deadline:
             time.sleep(max(0.0, self._looked_at + POLL_SECONDS - time.monotonic()))
@@ -527,44 +517,6 @@ class KubernetesPlatform(Platform):
     def _may_run(self, handle: str) -> bool:
         """Return whether a worker has not ended, or a node still has its pod, though it was stopped before it ran."""
         return not self._workers[handle].status.is_final or is_on_a_node(self._seen.get(handle, {}))
-
-    @staticmethod
-    def _sweep(client: ApiClient, namespace: str) -> None:
-        """Delete the pods and Secrets of sessions that were killed together with their guards."""
-        left: dict[str, set[str]] = {}
-        with asking("The pods could not be listed"):
-            owned: dict[str, list[Any]] = {}
-            for pod in client.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=pods.OWNER)["items"]:
-                owned.setdefault(pod["metadata"]["labels"][pods.OWNER], []).append(pod)
-            for label, all_ in owned.items():
-                if any(map(_is_left, all_)):
-                    # Whoever may make pods can give one the label of another session, which may need the Secrets.
-                    left[label] = set().union(*map(secrets_of, all_)) if all(map(_is_left, all_)) else set()
-        sessions: dict[str, str] = {}
-        for facts in notes.left():
-            if (facts.get("server"), facts.get("namespace")) == (client.access.server, namespace):
-                left.setdefault(facts["owner"], set()).update(facts["secrets"])
-                sessions[facts["owner"]] = str(facts["process"])
-
-        def is_own(pod: Mapping[str, Any]) -> bool:
-            return _is_left(pod) or _session_of(pod) == sessions.get(pod["metadata"]["labels"][pods.OWNER])
-
-        for label, names in left.items():
-            with contextlib.suppress(PlatformError):  # the next session tries again
-                # Nobody waits for the pods' ends, as a run waits for this.
-                remove_everything(client, namespace, label, names, seconds=0.0, is_own=is_own)
-                if label in sessions:
-                    notes.remove(label)
-
-
-def _session_of(pod: Mapping[str, Any]) -> str:
-    """Return the label of the process that has made a pod; empty if it does not say."""
-    return str((pod["metadata"].get("annotations") or {}).get(pods.SESSION, ""))
-
-
-def _is_left(pod: Mapping[str, Any]) -> bool:
-    """Return whether the session that has made a pod has ended for certain."""
-    return is_orphaned(_session_of(pod))
 
 
 def _no_way(refusal: ApiRefused) -> dict[str, str]:

@@ -35,7 +35,7 @@ def is_unexplained(worker: Worker) -> bool:
     return worker.reason in (GONE, DELETED)
 
 
-def seen(worker: Worker, pod: Mapping[str, Any] | None, was_stopped: bool, said: str = "") -> Worker:
+def state_of(worker: Worker, pod: Mapping[str, Any] | None, was_stopped: bool, said: str = "") -> Worker:
     """Return a worker's current state, from its pod.
 
     Args:

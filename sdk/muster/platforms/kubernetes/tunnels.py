@@ -94,7 +94,7 @@ class Tunnels(Relay):
         is_late = time.monotonic() - known.runs_since > PATIENCE
         return known.refusal if is_late or not known.is_running else None  # it may have ended at its own time limit
 
-    def see(self, seen: Mapping[str, Mapping[str, Any]]) -> None:
+    def update(self, seen: Mapping[str, Mapping[str, Any]]) -> None:
         """Update the states of pods, by name, and start to open streams to running ones that need one."""
         now = time.monotonic()
         with self._lock:

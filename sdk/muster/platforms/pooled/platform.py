@@ -18,7 +18,7 @@ from muster.agent.fields import one_of, optional, text, whole
 from muster.errors import LaunchRefused, MusterError, PlatformError
 from muster.job import Resources, Status, Worker, WorkerSpec
 from muster.platforms.agents import agent_config, default_log_cap
-from muster.platforms.base import Platform, Reach, Relay
+from muster.platforms.base import Platform, Reach, Relay, oldest_first, unknown_worker
 from muster.platforms.guard_answers import Check, checked, workers_of
 from muster.platforms.parallel import for_all
 from muster.platforms.placement import Key, Placement, key_of
@@ -36,7 +36,6 @@ WARMTH: dict[str, Check] = {
 }
 LAUNCH_SECONDS = 90.0  # to fork an agent: looking for its script's requirements before takes up to a minute
 FORGOTTEN = "The guard that had started its agent is gone, and another is in its place."
-STRANGER = "This platform does not know the worker."
 
 
 class PooledPlatform(Platform):
@@ -247,7 +246,7 @@ class PooledPlatform(Platform):
         told, failed = for_all(poll, list(by_pool_worker))
         for workers in told.values():
             for handle, fresh in workers.items():
-                self._workers[handle] = self._workers[handle].moved(fresh.status, **_changes(fresh))
+                self._workers[handle] = self._workers[handle].updated(fresh)
         for pool_worker, workers in told.items():
             for handle in [handle for handle in by_pool_worker[pool_worker] if handle not in workers]:
                 self._workers[handle] = self._lost(self._workers[handle], pool_worker, FORGOTTEN)
@@ -256,7 +255,7 @@ class PooledPlatform(Platform):
                 self._workers[handle] = self._lost(self._workers[handle], pool_worker, error.message)
         if failed and not told and not any(isinstance(error, GuardLost) for error in failed.values()):
             raise next(iter(failed.values()))
-        return [self._workers.get(handle) or _stranger(handle) for handle in handles]
+        return [self._workers.get(handle) or unknown_worker(handle) for handle in handles]
 
     def _lost(self, worker: Worker, pool_worker: str, why: str) -> Worker:
         """Return a worker whose pool worker is gone as failed, for the reason that the pool's platform gives."""
@@ -278,13 +277,9 @@ class PooledPlatform(Platform):
             list(by_pool_worker),
         )
 
-    def reattach(self, handles: Sequence[str]) -> list[Worker]:
-        """Return the workers as ``poll`` does: no other object can have launched any."""
-        return self.poll(handles)
-
     def list(self) -> list[Worker]:
         """Return the workers of all runs on the pool, oldest first."""
-        return sorted(self.poll(list(self._workers)), key=lambda worker: worker.created_at or 0.0)
+        return oldest_first(self.poll(list(self._workers)))
 
     def logs(self, handle: str) -> Iterator[str]:
         """Return nothing: the session writes the workers' logs."""
@@ -329,12 +324,3 @@ def _refusal(worker: str) -> LaunchRefused:
         worker=worker,
         advice="wait for the run that has them, or make a larger pool",
     )
-
-
-def _changes(worker: Worker) -> Mapping[str, Any]:
-    """Return the facts of a worker that a poll may change."""
-    return {name: value for name, value in vars(worker).items() if name not in {"id", "name", "status", "created_at"}}
-
-
-def _stranger(handle: str) -> Worker:
-    return Worker(handle, handle, Status.FAILED, reason=STRANGER)

@@ -162,7 +162,7 @@ def limits_in_words(partition: Partition) -> str:
     gpus = max((node.gpus for node in nodes), default=0)
     largest = [
         f"{max((node.cpus for node in nodes), default=0)} cores",
-        *([f"{_shown(MEMORY, memory, math.floor)} GB"] if memory > 1 else []),
+        *([f"{_as_given(MEMORY, memory, math.floor)} GB"] if memory > 1 else []),
     ]
     largest += [f"{gpus} GPU{'s' if gpus > 1 else ''}"] if gpus else []
     many = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}, the largest with "
@@ -238,14 +238,14 @@ def check_fits(
     """
     nodes = nodes_in(with_features(partitions, constraint))
     names = ", ".join(partition.name for partition in partitions) + (f" with {constraint}" if constraint else "")
-    there = _amounts(nodes)
+    there = _amounts_there(nodes)
     for name, resources in wanted:
-        asked = _asked(resources)
+        asked = _amounts_asked(resources)
         for what, amounts in there.items():
             if asked[what] > max(amounts, default=0):
                 raise ResourceError(
-                    f"{name} asks for {_shown(what, asked[what], math.ceil)} {what}; the largest node that this "
-                    f"platform has ({names}) has {_shown(what, max(amounts, default=0), math.floor)}.",
+                    f"{name} asks for {_as_given(what, asked[what], math.ceil)} {what}; the largest node that this "
+                    f"platform has ({names}) has {_as_given(what, max(amounts, default=0), math.floor)}.",
                     worker=name if name.rpartition("-")[2].isdecimal() else None,
                     advice=ArgumentText("smaller workers, or another ", Argument("partition", "")),
                 )
@@ -289,21 +289,21 @@ def partition_for(
     return min(able, key=lambda partition: max((node.gpus for node in partition.nodes), default=0)).name
 
 
-def _asked(each: Resources) -> dict[str, int]:
+def _amounts_asked(each: Resources) -> dict[str, int]:
     """Return what Slurm counts for a worker, by kind; of memory the MiB, its agent's among them."""
     return {"cores": cores_of(each), "GPUs": each.gpu, MEMORY: cores_of(each) * memory_per_core(each)}
 
 
-def _shown(what: str, amount: int, rounded: Callable[[float], int]) -> str:
+def _as_given(what: str, amount: int, rounded: Callable[[float], int]) -> str:
     """Return an amount as users give it: memory, of which Slurm counts the MiB, in GB.
 
-    >>> _shown(MEMORY, 8648, math.ceil), _shown("cores", 4, math.ceil)
+    >>> _as_given(MEMORY, 8648, math.ceil), _as_given("cores", 4, math.ceil)
     ('9.07', '4')
     """
     return f"{rounded(amount * MEBIBYTE / 1e7) / 100:.10g}" if what == MEMORY else str(amount)
 
 
-def _amounts(nodes: Sequence[Node]) -> dict[str, list[int]]:
+def _amounts_there(nodes: Sequence[Node]) -> dict[str, list[int]]:
     """Return what the nodes have, by kind; memory only where the site has configured it for all of them."""
     found = {"cores": [node.cpus for node in nodes], "GPUs": [node.gpus for node in nodes]}
     memory = [node.memory for node in nodes]
@@ -313,11 +313,11 @@ def _amounts(nodes: Sequence[Node]) -> dict[str, list[int]]:
 def _check_sums(wanted: Sequence[Resources], there: Mapping[str, Sequence[int]], names: str) -> None:
     """Raise ResourceError if workers ask for more together than all nodes have."""
     for what, amounts in there.items():
-        together = sum(_asked(resources)[what] for resources in wanted)
+        together = sum(_amounts_asked(resources)[what] for resources in wanted)
         if together > sum(amounts):
             raise ResourceError(
-                f"{len(wanted)} workers ask for {_shown(what, together, math.ceil)} {what} together; all nodes that "
-                f"this platform has ({names}) have {_shown(what, sum(amounts), math.floor)}.",
+                f"{len(wanted)} workers ask for {_as_given(what, together, math.ceil)} {what} together; all nodes that "
+                f"this platform has ({names}) have {_as_given(what, sum(amounts), math.floor)}.",
                 advice=ArgumentText("fewer or smaller workers, or another ", Argument("partition", "")),
             )
 
@@ -347,7 +347,7 @@ def _numbers_of_nodes(count: int, spread: str | None) -> tuple[int, int]:
 
 def _held(node: Node, each: Resources, selection: Selection) -> int:
     """Return the number of workers of a size that a node holds."""
-    asked = _asked(each)
+    asked = _amounts_asked(each)
     held = [node.cpus // asked["cores"]]
     if selection.counts_memory and node.memory > 1:
         held.append(node.memory // asked[MEMORY])

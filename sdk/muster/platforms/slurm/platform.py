@@ -21,28 +21,14 @@ from muster.errors import HostUnreachable, JobError, LaunchRefused, PlatformErro
 from muster.job import EndCause, Resources, Status, Worker, WorkerSpec
 from muster.options.fields import option
 from muster.platforms.agents import default_log_cap
-from muster.platforms.base import Platform, Reach, Relay, Storage, read_log
+from muster.platforms.base import UNKNOWN, Platform, Reach, Relay, Storage, oldest_first, read_log
 from muster.platforms.hosts.hostfile import NAME
 from muster.platforms.slurm import script
 from muster.platforms.slurm.commands import LimitReached, job_of
 from muster.platforms.slurm.guard import JobGuard
 from muster.platforms.slurm.login_node import LoginGuard, LoginNode, LoginRelay
-from muster.platforms.slurm.nodes import (
-    USUAL,
-    Node,
-    Partition,
-    check_fits,
-    chosen,
-    limits_in_words,
-    nodes_in,
-    partition_for,
-    partitions,
-    selection_in,
-    selection_of,
-    with_features,
-    with_limits,
-    workers_per_node,
-)
+from muster.platforms.slurm.nodes import limits_in_words
+from muster.platforms.slurm.options import GIVEN, NODES_SECONDS, SlurmOptions
 from muster.platforms.slurm.queue import QueuedJob
 from muster.platforms.slurm.site import HERE, Site
 from muster.platforms.slurm.states import state_of
@@ -54,8 +40,6 @@ END_SECONDS = 10.0  # time that cancelled jobs may take to end
 KILL_SECONDS = 15.0  # time that the step may take that signals the tasks on a node to end
 CHECK_SECONDS = 0.05  # between two checks whether cancelled tasks have ended
 LOGIN_ADVICE = "run again; `ssh HOST` must stay connected for as long as the run, so run it where the network stays up"
-STRANGER = "This platform does not know the worker."
-NODES_SECONDS = 60.0  # for which the partitions and their limits are cached, and what sbatch would take
 
 
 @dataclass(eq=False, repr=False)
@@ -110,28 +94,22 @@ class SlurmPlatform(Platform):
         self._steps: dict[str, subprocess.Popen[bytes]] = {}  # srun processes of steps, by folder
         self._login_node = LoginNode(self.login, self.lease_seconds) if self.login else None
         self._site: Site = self._login_node or HERE
+        asked = {name: getattr(self, name) for name in GIVEN}
+        self._options = SlurmOptions(self._site, asked, self.sbatch_args)
         self._guard: JobGuard | LoginGuard | None = None
         self._may_be_left = False  # whether there may be a job although its submission failed
-        self._known_at = float("-inf")
-        self._partitions: dict[str, Partition] = {}
-        self._selection = USUAL
-        self._variables: Mapping[str, str] = {}  # of the environment there
         self._tried_at: dict[tuple[Resources, ...], float] = {}  # when sbatch would take a job of such workers
         self._owner = os.getpid()
 
     # -- before a launch ----------------------------------------------------------------------------------------------
 
-    @property
-    def allocation(self) -> str:
-        """Id of the job that this session runs in; empty outside of jobs, and where a login node is asked."""
-        return "" if self.login else os.environ.get("SLURM_JOB_ID", "")
-
     def describe(self) -> str:
         """Return, in words, the partition of the workers' job, or the job whose step they are."""
-        if self.allocation:
-            return f"{self.name}, steps of job {self.allocation}"
+        if self._site.allocation:
+            return f"{self.name}, steps of job {self._site.allocation}"
         through = f", through {self.login}" if self.login else ""
-        return f"{self.name}, partition {', '.join(partition.name for partition in self._chosen())}{through}"
+        names = ", ".join(partition.name for partition in self._options.chosen_partitions())
+        return f"{self.name}, partition {names}{through}"
 
     def check(self) -> None:
         """Raise JobError for invalid options, and PlatformError where Slurm cannot be used."""
@@ -139,9 +117,9 @@ class SlurmPlatform(Platform):
             self._check_login(self._login_node)
         self._site.check()
         script.check_raw(self.sbatch_args)
-        script.check_words({"folder": str(self._home()), **self._flags()})
-        if not self.allocation:
-            self._chosen()
+        script.check_words({"folder": str(self._home()), **self._options.flags()})
+        if not self._site.allocation:
+            self._options.chosen_partitions()
 
     def _check_login(self, site: LoginNode) -> None:
         """Log in to the login node. Raises JobError for an invalid option, and PlatformError."""
@@ -175,7 +153,8 @@ class SlurmPlatform(Platform):
 
     def _address(self) -> str:
         """Return the address at which compute nodes reach the machine that submits. Raises PlatformUnsupported."""
-        found = self._site.address([node.address for partition in self._chosen() for node in partition.nodes])
+        there = self._options.chosen_partitions()
+        found = self._site.address([node.address for partition in there for node in partition.nodes])
         if found:
             return found
         if self.login:
@@ -187,8 +166,8 @@ class SlurmPlatform(Platform):
 
     def shortages(self, wanted: Sequence[Resources]) -> list[str]:
         """Return nothing: Slurm shares no resources. Raises ResourceError, or LaunchRefused, for what can never run."""
-        if not self.allocation:
-            self._check_fits([("each worker", each) for each in wanted])
+        if not self._site.allocation:
+            self._options.check_fits([("each worker", each) for each in wanted])
             with contextlib.suppress(LimitReached):  # until the launch, which first ends jobs that were left behind
                 self._try_out(wanted)
         return []
@@ -196,10 +175,10 @@ class SlurmPlatform(Platform):
     def submission_text(self, specs: Sequence[WorkerSpec]) -> str:
         """Return the batch script that would be submitted, or the command of a step. Raises PlatformError."""
         folder = self._home() / "0000"
-        if self.allocation:
+        if self._site.allocation:
             return f"{shlex.join(self._step_command(folder, 'muster', specs))}\n"
         wanted = [spec.resources for spec in specs]
-        return self._script(folder, "muster", wanted, self._site_options(wanted, specs[0].queue_seconds))
+        return self._script(folder, "muster", wanted, self._options.of_workers(wanted, specs[0].queue_seconds))
 
     def _script(self, folder: Path, label: str, wanted: Sequence[Resources], site: script.SiteOptions) -> str:
         return script.batch_script(str(folder), label, self._site.identity()["process"], wanted, site)
@@ -213,13 +192,13 @@ class SlurmPlatform(Platform):
         """
         if time.monotonic() <= self._tried_at.get(tuple(wanted), float("-inf")) + NODES_SECONDS:
             return
-        site = self._site_options(wanted)
+        site = self._options.of_workers(wanted)
         text = self._script(self._home() / "0000", "muster", wanted, site)
         try:
             self._sbatch("--test-only", text, site)
         except LaunchRefused:
             # It counts nodes that are drained or down as if they were not there. Jobs that are submitted wait for them.
-            if not any(node.is_out_of_service for node in self._nodes_now()):
+            if not any(node.is_out_of_service for node in self._options.nodes_now()):
                 raise
         self._tried_at[tuple(wanted)] = time.monotonic()
 
@@ -230,82 +209,10 @@ class SlurmPlatform(Platform):
             "sbatch", option, given=text, without=without, what=what, error=LaunchRefused, worker=worker
         )
 
-    def _check_fits(self, wanted: Sequence[tuple[str, Resources]]) -> None:
-        """Raise ResourceError or JobError for workers, with their names, that could never run."""
-        there = self._chosen()
-        selection = selection_in(there, self._selection)
-        check_fits(there, wanted, self._said("time"), self.nodes, selection, self._said("constraint"))
-
     def limits(self) -> list[str]:
         """Return what the partitions have that the job may go to, and what they allow; nothing within a job."""
-        return [] if self.allocation else [limits_in_words(partition) for partition in self._chosen()]
-
-    def _chosen(self) -> list[Partition]:
-        if time.monotonic() > self._known_at + NODES_SECONDS:
-            what = "Slurm's configuration could not be read"
-            shown = self._site.ask("scontrol", "-a", "-o", "show", "partition", what=what)
-            self._partitions = with_limits(partitions(self._site), shown)
-            self._selection = selection_of(self._site.ask("scontrol", "show", "config", what=what))
-            self._variables = self._site.variables()
-            self._known_at = time.monotonic()
-        return chosen(self._partitions, None if self.allocation else self._said("partition"))
-
-    def _said(self, name: str) -> str | None:
-        """Return an option as the user says it, here or to sbatch by a variable of the environment there."""
-        said: str | None = getattr(self, name)
-        return said or self._variables.get(script.VARIABLES[name])
-
-    def _flags(self) -> dict[str, str]:
-        """Return the user's options for sbatch, by name. Raises JobError."""
-        named = {
-            "partition": self.partition,
-            "account": self.account,
-            "qos": self.qos,
-            "constraint": self.constraint,
-            "gres": self.gres,
-            "reservation": self.reservation,
-            "nodelist": self.nodelist,
-            "exclude": self.exclude,
-            "nodes": self.nodes,
-            "time": script.time_of(self.time) if self.time else None,
-        }
-        return {name: value for name, value in named.items() if value}
-
-    def _site_options(self, wanted: Sequence[Resources], queue_seconds: float | None = None) -> script.SiteOptions:
-        partitions = self._chosen()
-        selection = selection_in(partitions, self._selection)
-        nodes = nodes_in(with_features(partitions, self._said("constraint")))
-        has_memory = all(node.memory > 1 for node in nodes)
-        parts = script.parts_of(wanted)
-        needs_numbers = has_memory and selection.counts_memory and self._has_whole_nodes(partitions)
-        per_node = {
-            each: number
-            for count, each in (parts if needs_numbers else [])
-            if (number := workers_per_node(count, each, nodes, selection, self.nodes)) is not None
-        }
-        own: dict[Resources, str] = {}
-        if len(parts) > 1 and len(partitions) > 1 and self._said("partition"):
-            there = with_features(partitions, self._said("constraint"))
-            own = {
-                each: partition_for(count, each, there, self._said("time"), self._selection) for count, each in parts
-            }
-        return script.SiteOptions(
-            partitions=own,
-            flags={
-                **self._flags(),
-                **({"partition": str(self._said("partition"))} if own else {}),
-                **script.deadline_of(queue_seconds, self.time),
-            },
-            raw=self.sbatch_args,
-            has_memory=has_memory,
-            has_gpus_per_task=selection.has_gpus_per_task,
-            per_node=per_node,
-        )
-
-    def _has_whole_nodes(self, partitions: Sequence[Partition]) -> bool:
-        """Return whether a job in these partitions has its nodes for itself."""
-        by_site = self._selection.has_whole_nodes or any(partition.has_whole_nodes for partition in partitions)
-        return by_site or script.asks_for_whole_nodes(self.sbatch_args, self._variables)
+        there = [] if self._site.allocation else self._options.chosen_partitions()
+        return [limits_in_words(partition) for partition in there]
 
     def _home(self) -> Path:
         return self._site.home(self.folder)
@@ -317,8 +224,8 @@ class SlurmPlatform(Platform):
         if run_key in self._submitted:
             return self._submitted[run_key]
         self._site.check()
-        if not self.allocation:
-            self._check_fits([(spec.name, spec.resources) for spec in specs])
+        if not self._site.allocation:
+            self._options.check_fits([(spec.name, spec.resources) for spec in specs])
         _check_logs(specs)
         if self._guard is None:
             self._sweep()
@@ -328,7 +235,7 @@ class SlurmPlatform(Platform):
         try:
             ordered = script.by_part(specs)
             made.write(ordered, self._address(), self.log_cap or default_log_cap(), {})
-            by_task = self._start(made, ordered) if self.allocation else self._batch(made, ordered)
+            by_task = self._start(made, ordered) if self._site.allocation else self._batch(made, ordered)
         except OSError as error:
             with contextlib.suppress(PlatformError):
                 made.remove()
@@ -356,7 +263,7 @@ class SlurmPlatform(Platform):
         label = made.label
         wanted = [spec.resources for spec in specs]
         self._try_out(wanted)
-        site = self._site_options(wanted, specs[0].queue_seconds)
+        site = self._options.of_workers(wanted, specs[0].queue_seconds)
         text = self._script(made.folder, label, wanted, site)
         self._guard.watch(label)
         made.connection = self._site.connection
@@ -371,12 +278,6 @@ class SlurmPlatform(Platform):
                 self._site.cancel("--me", f"--name={label}")
             raise
 
-    def _nodes_now(self) -> list[Node]:
-        """Return the nodes of the partitions that jobs go to, in their present states."""
-        return [
-            node for partition in chosen(partitions(self._site), self._said("partition")) for node in partition.nodes
-        ]
-
     def _start(self, made: Submission, specs: Sequence[WorkerSpec]) -> list[str]:
         """Start a step of the job that this session runs in. Raises OSError."""
         assert isinstance(self._guard, JobGuard)
@@ -388,17 +289,17 @@ class SlurmPlatform(Platform):
             )  # fmt: skip
         self._steps[str(made.folder)] = step
         self._guard.watch_step(step.pid)
-        return made.submitted(self.allocation, is_step=True)
+        return made.submitted(self._site.allocation, is_step=True)
 
     def _step_command(self, folder: Path, label: str, specs: Sequence[WorkerSpec]) -> list[str]:
         """Return the command that starts a step of the job that this session runs in."""
         wanted = [spec.resources for spec in specs]
-        site = replace(self._site_options(wanted), flags={})
+        site = replace(self._options.of_workers(wanted), flags={})
         parts = []
         for count, resources in script.parts_of(wanted):
             spread = [f"--nodes={script.nodes_of(count, self.nodes)}"] if self.nodes else []
             arguments = script.worker_arguments(count, resources, site)
-            parts.append([f"--jobid={self.allocation}", "--overlap", *spread, *arguments])
+            parts.append([f"--jobid={self._site.allocation}", "--overlap", *spread, *arguments])
         return script.launch_command(str(folder), parts, label)
 
     def poll(self, handles: Sequence[str]) -> list[Worker]:
@@ -408,17 +309,18 @@ class SlurmPlatform(Platform):
             for handle in of_one:
                 known = self._workers.get(handle) or Worker(handle, handle)
                 if made is None and not known.status.is_final:
-                    known = known.moved(Status.FAILED, reason=STRANGER, finished_at=time.time())
+                    known = known.moved(Status.FAILED, reason=UNKNOWN, finished_at=time.time())
                 found[handle] = known
             if made is not None and any(not found[handle].status.is_final for handle in of_one):
-                found.update(self._polled(made, {handle: found[handle] for handle in of_one}))
+                found.update(self._states_or_lost(made, {handle: found[handle] for handle in of_one}))
         self._workers.update((handle, worker) for handle, worker in found.items() if handle in self._workers)
         return [found[handle] for handle in handles]
 
-    def _polled(self, made: Submission, known: Mapping[str, Worker]) -> dict[str, Worker]:
+    def _states_or_lost(self, made: Submission, known: Mapping[str, Worker]) -> dict[str, Worker]:
+        """Return workers of a submission in their current states: failed where its login has ended for good."""
         if not self._is_lost(made):
             try:
-                return self._asked(made, known)
+                return self._states(made, known)
             except HostUnreachable:
                 if not self._is_lost(made):
                     raise
@@ -433,7 +335,8 @@ class SlurmPlatform(Platform):
         """Return whether the login has ended by which this object submitted: the guard there then ends the job."""
         return made.connection is not None and made.connection is not self._site.connection
 
-    def _asked(self, made: Submission, known: Mapping[str, Worker]) -> dict[str, Worker]:
+    def _states(self, made: Submission, known: Mapping[str, Worker]) -> dict[str, Worker]:
+        """Return workers of a submission in their current states. Raises PlatformError."""
         tasks = made.tasks()
         step = self._steps.get(str(made.folder))
         found = {}
@@ -507,15 +410,9 @@ class SlurmPlatform(Platform):
         elif process is not None:
             children.send_signal(process, signal.SIGTERM)
 
-    def reattach(self, handles: Sequence[str]) -> list[Worker]:
-        """Take over workers by their handles."""
-        found = self.poll(handles)
-        self._workers.update((worker.id, worker) for worker in found)
-        return found
-
     def list(self) -> list[Worker]:
-        """Return all workers that this object has launched or taken over, oldest first."""
-        return sorted(self.poll([*self._workers]), key=lambda worker: worker.created_at or 0.0)
+        """Return all workers that this object has launched, oldest first."""
+        return oldest_first(self.poll([*self._workers]))
 
     def logs(self, handle: str) -> Iterator[str]:
         """Yield the lines of a worker's log, if it is on a file system that this machine shares."""
@@ -563,10 +460,8 @@ class SlurmPlatform(Platform):
         for folder, process in self._steps.items():
             self._end_step(process, self._submissions[folder].step, deadline)
         self._steps.clear()
-        own = {handle for handles in self._submitted.values() for handle in handles}
         for made in self._own():
-            if own.intersection(made.handles):
-                made.remove()
+            made.remove()
 
     def _own(self) -> Sequence[Submission]:
         return [
@@ -576,13 +471,9 @@ class SlurmPlatform(Platform):
         ]
 
     def _is_over(self, made: Submission) -> bool:
-        """Return whether all tasks of this object that have begun have ended, as far as their files or states tell."""
-        mine = {
-            task_of(handle)
-            for handle in made.handles
-            if handle in self._workers and not self._workers[handle].status.is_final
-        }
-        return all(task.outcome or not task.pid for number, task in made.tasks().items() if number in mine)
+        """Return whether all tasks that have begun have ended, as far as their files or states tell."""
+        living = {task_of(handle) for handle in made.handles if not self._workers[handle].status.is_final}
+        return all(task.outcome or not task.pid for number, task in made.tasks().items() if number in living)
 
     def _sweep(self) -> None:
         """Cancel the jobs of sessions that were killed together with their guards, and remove their files."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import os
 import weakref
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -73,6 +74,11 @@ class Site(Commands):
         Raises:
             PlatformError: the machine cannot be asked.
         """
+
+    @property
+    def allocation(self) -> str:
+        """Id of the job that the session runs in, if it runs in one on this machine; empty otherwise."""
+        return ""
 
     @property
     def connection(self) -> object:
@@ -180,6 +186,11 @@ class Here(Site):
 
     def __init__(self) -> None:
         super().__init__("this machine")
+
+    @property
+    def allocation(self) -> str:
+        """Id of the job that this session runs in; empty outside of jobs."""
+        return os.environ.get("SLURM_JOB_ID", "")
 
     def call(self, request: str, seconds: float | None = None, **fields: Any) -> Mapping[str, Any]:
         """Do it at once."""

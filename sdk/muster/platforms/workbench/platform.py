@@ -13,7 +13,7 @@ from muster.agent.removal import remove_folder
 from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported
 from muster.job import Status, Worker, WorkerSpec
 from muster.options.fields import option
-from muster.platforms.base import Platform, Reach, Storage, read_log
+from muster.platforms.base import Platform, Reach, Storage, oldest_first, read_log
 from muster.platforms.timestamps import timestamp
 from muster.platforms.workbench import agent_files
 from muster.platforms.workbench.client import WorkbenchClient
@@ -164,12 +164,6 @@ class WorkbenchPlatform(Platform):
         if failures:
             raise failures[0]
 
-    def reattach(self, handles: Sequence[str]) -> list[Worker]:
-        """Take over workers of this session that another object has launched; the workbench lists no others."""
-        found = self.poll(handles)
-        self._workers.update((worker.id, worker) for worker in found)
-        return found
-
     def logs(self, handle: str) -> Iterator[str]:
         """Yield the lines of a worker's log, from the project's files; none of workers that other objects launched."""
         spec = self._specs.get(handle)
@@ -222,7 +216,7 @@ class WorkbenchPlatform(Platform):
         own = self._as_listed([*self._workers.values()], listed)
         others = [entry for entry in listed if entry["id"] not in self._workers]
         self._others = {entry["id"]: _as_listed(Worker(entry["id"], entry["id"]), entry) for entry in others}
-        return sorted([*own, *self._others.values()], key=lambda worker: worker.created_at or 0.0)
+        return oldest_first([*own, *self._others.values()])
 
 
 def _find_client() -> WorkbenchClient:

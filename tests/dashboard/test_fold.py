@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from muster.dashboard.fold import MAX_METRICS, fold
 from muster.dashboard.live import COLUMNS, aggregates_of, columns_of, head_of
-from muster.dashboard.model import MAX_METRICS, RunView, WorkerView, fold
 from muster.dashboard.plain import PlainDashboard
-from muster.dashboard.worker import MAX_RANKS
+from muster.dashboard.run import RunView
+from muster.dashboard.worker import MAX_RANKS, WorkerView
 from muster.events import Event, EventKind
 from muster.events.data import read
 
@@ -166,7 +167,7 @@ def test_fractions() -> None:
 def test_who_has_told_how_far_it_is_is_said_where_others_have_not() -> None:
     def tellers(*told: str, **ended: str) -> str:
         steps = [at(20, "progress", name, rank=0, step=10, steps=10) for name in told]
-        return view_of([*starting(3), *steps, *([at(30, "run_ended", **ended)] if ended else [])]).tellers
+        return view_of([*starting(3), *steps, *([at(30, "run_ended", **ended)] if ended else [])]).share_reporting
 
     assert tellers() == ""
     assert tellers("worker-0") == "told by 1 of 3 workers"
@@ -183,7 +184,7 @@ def test_the_rank_that_is_furthest_back_stands_for_its_worker_and_for_the_run() 
 
     assert view.fraction == view.workers["worker-0"].fraction == pytest.approx(41 / 60)
     assert view.workers["worker-0"].slowest.position == "step 41/60"
-    assert view.tellers == "told by 2 of 3 ranks"
+    assert view.share_reporting == "told by 2 of 3 ranks"
     assert aggregates_of(view)["laggard"] == "worker-0"
     assert columns_of(list(view.workers.values()))["step"] == [41]
     assert view_of([*ranks, *told, at(5, "run_ended", status="failed")]).fraction == pytest.approx(41 / 60)
