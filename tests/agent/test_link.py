@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import contextlib
 import socket
 import ssl
 import struct
@@ -153,6 +154,37 @@ def test_a_network_that_is_about_to_be_ready_is_waited_for(tmp_path: Path, befor
     command = ["unshare", "--net", sys.executable, "-c", NOT_READY_YET, str(tmp_path), before, after]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (result.stdout.split(), result.stderr) == ([error, "True"], "")
+
+
+@pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"", None], ids=["another program", "hangs up", "silent"])
+def test_who_is_not_the_session_is_told_with_its_address(
+    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes | None
+) -> None:
+    """What answers there is a forwarded port without a session behind it, perhaps, or what a firewall has put there."""
+    monkeypatch.setattr(link, "AGAIN_SECONDS", 0.3)
+    monkeypatch.setattr(link, "DIAL_TIMEOUT", 0.5)
+    _, certificate = server_context(tmp_path, "127.0.0.1")
+    held: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(listener.accept()[0])
+                    if answer is not None:
+                        held[-1].sendall(answer)
+                        held[-1].shutdown(socket.SHUT_RDWR)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        port = listener.getsockname()[1]
+        agent = link.Link(loop, lambda fields: None, lambda cause: None)
+        with pytest.raises(link.Unreachable, match=f"it cannot reach the session at 127.0.0.1:{port}: "):
+            agent.dial({"host": "127.0.0.1", "port": port, "certificate": certificate})
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+    for connection in held:
+        connection.close()
 
 
 @pytest.mark.parametrize("lease", [0.0, 60.0], ids=["no lease", "lease"])

@@ -33,7 +33,10 @@ CHECK_SECONDS = 1.0  # between two checks for that
 
 
 class Unreachable(OSError):
-    """Nobody answers at the session's address."""
+    """The session does not answer at its address."""
+
+    def __init__(self, address: "tuple[str, int]", error: OSError) -> None:
+        super().__init__("it cannot reach the session at {}:{}: {}".format(*address, error))
 
 
 def _seconds_for(error: OSError, has_answered: bool) -> float:
@@ -83,8 +86,7 @@ class Link:
             session: ``host``, ``port``, ``certificate`` (PEM), ``lease_seconds``.
 
         Raises:
-            Unreachable: nobody answers there.
-            OSError: the session does not answer, or another program does.
+            Unreachable: nobody answers there in time, or another program does.
         """
         self._session = session
         address = (session["host"], session["port"])
@@ -95,7 +97,7 @@ class Link:
                 plain = connection_to(address, DIAL_TIMEOUT)
             except OSError as error:
                 if time.monotonic() > began + _seconds_for(error, has_answered):
-                    raise Unreachable("it cannot reach the session at {}:{}: {}".format(*address, error)) from error
+                    raise Unreachable(address, error) from error
                 time.sleep(REDIAL_PAUSES[0])
                 continue
             has_answered = True
@@ -109,7 +111,7 @@ class Link:
                 is_another = isinstance(error, ssl.SSLError) and not isinstance(error, HUNG_UP)
                 # Where many connect, strangers perhaps, session and relays hang up on some.
                 if is_another or time.monotonic() > began + AGAIN_SECONDS:
-                    raise
+                    raise Unreachable(address, error) from error
                 time.sleep(REDIAL_PAUSES[0])
         self._connection = connection
         if self._lease:
