@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-import contextlib
 import socket
 import ssl
 import struct
@@ -156,7 +156,9 @@ def test_a_network_that_is_about_to_be_ready_is_waited_for(tmp_path: Path, befor
     assert (result.stdout.split(), result.stderr) == ([error, "True"], "")
 
 
-@pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"", None], ids=["another program", "hangs up", "silent"])
+@pytest.mark.parametrize(
+    "answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"", None], ids=["another program", "hangs up", "silent"]
+)
 def test_who_is_not_the_session_is_told_with_its_address(
     loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes | None
 ) -> None:

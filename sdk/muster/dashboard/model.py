@@ -7,7 +7,6 @@ be escaped.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -23,6 +22,7 @@ from muster.events import Event, EventKind
 from muster.failure.causes import tells_of_another
 from muster.job import SERVER
 from muster.text.cleaning import clean
+from muster.text.reading import is_finite
 from muster.text.shown import duration
 from muster.training.stages import RUNNING
 
@@ -314,7 +314,8 @@ def _run_requested(view: RunView, event: Event, data: events.RunRequested) -> No
 
 def _memory_of(resources: Any) -> int | None:
     memory = _finite(resources.get("memory")) if isinstance(resources, dict) else None
-    return int(memory * 1e9) if memory else None
+    size = _finite(memory * 1e9) if memory else None
+    return int(size) if size else None
 
 
 def _run_phase(view: RunView, event: Event, data: events.RunPhase) -> None:
@@ -496,7 +497,7 @@ def _exception(view: RunView, worker: WorkerView, when: float, data: events.Scri
 
 def _finite(value: object) -> float | None:
     """Return ``value`` if it is a finite number, else None: workers may report anything."""
-    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
+    return value if is_finite(value) else None
 
 
 _OF_RUN: dict[str, Callable[[RunView, Event, Any], None]] = {

@@ -19,7 +19,7 @@ def repeat_command(job: Mapping[str, Any]) -> str:
     "muster run -s horovod -n 2 'a b.py'"
     """
     script = job.get("script")
-    if not isinstance(script, Mapping) or script.get("kind") not in {"file", "module", "executable"}:
+    if not isinstance(script, Mapping) or script.get("kind") not in ("file", "module", "executable"):
         return ""
     resources = _mapping(job.get("resources"))
     servers = _mapping(job.get("ps_resources"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from pathlib import Path
@@ -18,7 +17,7 @@ from muster.events import NOT_FINITE, metrics_from_json, metrics_to_json
 from muster.text.arguments import ArgumentText
 from muster.text.cleaning import is_file_name
 from muster.text.frozen import frozen
-from muster.text.reading import open_regular, parse_json, read_regular
+from muster.text.reading import is_finite, open_regular, parse_json, read_regular
 
 SUFFIXES = (".pkl", ".npz", ".json")  # of files with values; if a rank has several, the last suffix wins
 NONSENSE = (  # exceptions from reading a file that Muster has not written
@@ -138,16 +137,12 @@ def read_record(told: Mapping[str, Any]) -> dict[str, Any]:
     return {**record, "metrics": metrics_from_json(record["metrics"])} if "metrics" in record else record
 
 
-def _is_finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and -MOST <= value <= MOST
-
-
 def _are_numbers(value: object) -> bool:
-    return isinstance(value, dict) and all(map(_is_finite, value.values()))
+    return isinstance(value, dict) and all(map(is_finite, value.values()))
 
 
 def _are_metrics(value: object) -> bool:
-    return isinstance(value, dict) and all(_is_finite(one) or one in NOT_FINITE for one in value.values())
+    return isinstance(value, dict) and all(is_finite(one) or one in NOT_FINITE for one in value.values())
 
 
 def _is_advice(value: object) -> bool:
@@ -171,11 +166,10 @@ def _is_text(value: object) -> bool:
     return isinstance(value, (str, NoneType))
 
 
-MOST = sys.float_info.max
 ENDS = ("succeeded", "failed", "stopped", "lost")
 FITS: dict[str, Callable[[Any], bool]] = {
     "status": ENDS.__contains__,
-    "seconds": _is_finite,
+    "seconds": is_finite,
     "exit_codes": _are_numbers,
     "timings": _are_numbers,
     "metrics": _are_metrics,
