@@ -795,6 +795,7 @@ def test_an_event_at_no_time_is_none(when: str) -> None:
         ("run_requested", '"job": {"resources": {"memory": 1e305}}'),
         ("run_requested", '"job": {"resources": {"memory": 1%s}}' % ("0" * 400)),
         ("run_requested", '"job": {"script": {"kind": []}}'),
+        ("run_requested", '"job": {"script": {"kind": "file"}, "resources": {"cpu": NaN}}'),
         ("run_attempt", '"attempt": 2, "reason": "x"}\n{"time": 2, "kind": "note", "text": "x", "lost": NaN'),
         ("progress", '"metrics": {"loss": 1%s}' % ("0" * 400)),
         ("progress", '"step": 1%s, "steps": 3' % ("0" * 400)),
