@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
 from types import NoneType
@@ -37,6 +38,18 @@ def discard_values(run_dir: Path) -> None:
     for path in (run_dir / "results").glob("*"):
         if path.suffix in SUFFIXES and OWN.fullmatch(path.stem):
             path.unlink(missing_ok=True)
+
+
+def mark_lost(run_dir: Path, names: Iterable[str]) -> None:
+    """Leave an empty file in place of each returned value among files that could not be got from their worker.
+
+    Otherwise it would count as None.
+    """
+    for name in names:
+        path = run_dir / "results" / name
+        if path.suffix in SUFFIXES and OWN.fullmatch(path.stem):
+            with contextlib.suppress(OSError):  # not even that has room
+                path.touch()
 
 
 @frozen
@@ -74,7 +87,8 @@ class Result:
         workers less than this session, set ``MUSTER_UNPICKLE=0``.
 
         Raises:
-            JobError: a value was pickled, and ``MUSTER_UNPICKLE`` is 0; or Muster has not written the file.
+            JobError: a value was pickled, and ``MUSTER_UNPICKLE`` is 0; or it could not be got from its worker; or
+                Muster has not written the file.
         """
         folder = self.run_dir / "results"
         found = {
@@ -203,6 +217,12 @@ def recorded_error(recorded: Mapping[str, Any], log: Path | None = None) -> Must
 
 def _value(path: Path) -> Any:
     """Return one value, as ``runner/values.py`` wrote it; a malicious worker may have written anything else."""
+    if not read_regular(path, 1):  # as ``mark_lost`` leaves it
+        raise JobError(
+            f"What {path.stem} returned could not be got from its worker.",
+            worker=path.stem,
+            advice=f"muster explain {path.parent.parent.name}: it says why",
+        )
     if path.suffix in (".json", ".npz"):
         try:
             return _read_plain(path)

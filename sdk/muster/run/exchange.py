@@ -23,9 +23,9 @@ from muster.events import Event, EventData
 from muster.platforms.agents import default_log_cap
 from muster.pools.endpoint import Endpoint
 from muster.records.folders import TENSORBOARD
-from muster.records.result import SUFFIXES
+from muster.records.result import SUFFIXES, mark_lost
 from muster.run.context import RunContext
-from muster.run.files import FileFailed, Transfers, gather_or_cancel
+from muster.run.files import NOT_ITS_OWN, FileFailed, Transfers, gather_or_cancel
 from muster.run.project import ProjectSync, read_contents, write_list
 from muster.run.worker_log import WorkerLog
 from muster.runtime import clock
@@ -158,6 +158,8 @@ class Exchange:
                 return f"{worker}: {error}"
             else:
                 left_out += [f"{folder}/{name} ({why})" for name, why in skipped.items()]
+                if folder == RESULTS:
+                    mark_lost(self._run_dir, [name for name, why in skipped.items() if why != NOT_ITS_OWN])
         target = self._run_dir / COLLECTED / worker
         for pattern in self._context.checked.collect:
             try:
