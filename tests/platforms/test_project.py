@@ -217,6 +217,16 @@ def test_a_disk_that_is_full_of_what_is_collected_costs_that_alone(
     assert left == ["worker-0/small"], "half of a file is of no use, and in the way of the record"
 
 
+def test_a_log_that_finds_no_room_here_is_told(
+    launch: Callable[..., muster.Cluster], project: Path, small_disk: Callable[[int], Path], monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("MUSTER_HOME", str(small_disk(1000)))
+    (project / "write.py").write_text("print(('x' * 99 + '\\n') * 20_000)")
+    cluster = launch("write.py", 1)
+    assert cluster.result.status == "succeeded"
+    assert re.search(r"The log .*/worker-0.log cannot be written, so it lacks output: No space", cluster.explain())
+
+
 def test_a_value_that_finds_no_room_here_is_not_taken_for_none(
     launch: Callable[..., muster.Cluster], small_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -318,9 +318,22 @@ def test_a_log_has_an_older_part_and_no_more(tmp_path: Path) -> None:
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_log_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
     log = WorkerLog(tmp_path / "absent" / "log", cap=10)
-    log.write("one")
-    log.write("two")
-    (warning,) = caplog.messages
-    assert "cannot be written" in warning
+    assert "cannot be written" in log.write("one")
+    assert log.write("two") == ""
+
+
+def test_output_that_finds_no_room_is_told_where_it_is_missing(small_disk: Callable[[int], Path]) -> None:
+    disk = small_disk(64)
+    log = WorkerLog(disk / "log", cap=1 << 20)
+    (disk / "ballast").write_bytes(bytes(40 << 10))
+    troubles = [log.write(f"{number:04}{'x' * 995}\n") for number in range(40)]
+    assert "No space left on device" in "".join(troubles)
+    assert len(list(filter(None, troubles))) == 1
+    (disk / "ballast").unlink()
+    assert log.write("more\n") == ""
+    *before, remark, last = (disk / "log").read_text().splitlines()
+    written = len("\n".join(before))
+    assert remark == f"[muster] {40 * 1000 - written} bytes of output are lost: this file could not be written"
+    assert (before[0][:4], last) == ("0000", "more")

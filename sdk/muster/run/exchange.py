@@ -94,7 +94,9 @@ class Exchange:
 
         def emit_and_write(event: Event) -> None:
             if isinstance(event.data, events.Output) and event.worker in self._logs:
-                self._logs[event.worker].write(event.data.text)
+                trouble = self._logs[event.worker].write(event.data.text)
+                if trouble:
+                    emit(Event.of(events.Note(trouble), when=event.time))
             emit(event)
 
         return emit_and_write
