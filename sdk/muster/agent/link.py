@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 DIAL_TIMEOUT = 20  # seconds for connecting and for each step of the TLS handshake
 AGAIN_SECONDS = 10.0  # for which the session is dialled again at first, where what is in the way may pass
 REFUSED_SECONDS = 1.0  # for which it is dialled again at first, where nobody listens: it may be about to
-# Of a network that is not ready yet, as that of a container or pod may be for some seconds after its start.
-NOT_READY = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL, socket.EAI_AGAIN)
+# Of a network that is not ready yet, or does not know the name yet, as for some seconds after a container's start.
+NOT_READY = (
+    errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL, socket.EAI_AGAIN, socket.EAI_NONAME,
+)  # fmt: skip
 HUNG_UP = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 REDIAL_TIMEOUT = 5.0  # seconds for one more try
 REDIAL_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.0)  # seconds before each try, and the last of them from then on
