@@ -28,6 +28,7 @@ from muster.agent.places import DEEPEST, MOST_FILES, matcher, split
 from muster.errors import PlatformError
 from muster.runtime.background import answer_of, in_thread
 from muster.text.reading import open_regular
+from muster.text.system_errors import FULL_DISK, NO_ROOM
 
 MOST_WAITING = 2 * WINDOW // CHUNK  # received messages of one transfer that may be queued
 AT_ONCE = 8  # transfers of one worker at a time
@@ -35,10 +36,7 @@ ANSWER_SECONDS = 60.0  # how long a worker may take to go on with a transfer
 MOST_LISTINGS = 100  # of one folder
 LONGEST_FILE_NAME = 255  # bytes
 # Errors of one file here: of its path, or because it is too large for what is left of the disk.
-OF_ONE_FILE = (
-    errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOSPC, errno.EDQUOT,
-    errno.EFBIG,
-)  # fmt: skip
+OF_ONE_FILE = {errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ELOOP, errno.ENAMETOOLONG, *NO_ROOM}
 NOT_ITS_OWN = "only another worker may give it"
 GONE = "it was gone when it was asked for"
 LISTING_BYTES = 8 << 20  # largest listing
@@ -382,7 +380,11 @@ class Transfers:
         if isinstance(message, _Torn):
             raise message
         if isinstance(message, wire.Missing):
-            error = FileFailed(f"{worker} cannot do what it should with a file: {message.text}.", worker=worker)
+            error = FileFailed(
+                f"{worker} cannot do what it should with a file: {message.text}.",
+                worker=worker,
+                advice=f"make room on that disk of {worker}" if FULL_DISK.search(message.text) else None,
+            )
             error.is_absent = message.is_absent
             raise error
         if not isinstance(message, kind):
