@@ -428,7 +428,7 @@ def _take_end(worker: WorkerView, data: events.WorkerState | events.ProcessExite
 
 
 def _stage(view: RunView, worker: WorkerView, when: float, data: events.Stage) -> None:
-    rank, stage = data.rank, clean(data.stage)[:MAX_STAGE]
+    rank, stage = data.rank, _one_line(data.stage)[:MAX_STAGE]
     if worker.listens and stage == RUNNING:  # the stage of any script of which nothing more is known
         stage = SERVING
     if rank is None or rank == min(worker.ranks, default=rank):  # the lowest rank stands for the worker
@@ -476,10 +476,11 @@ def _progress(view: RunView, worker: WorkerView, when: float, data: events.Progr
     worker.enter("training", when)
     view.has_stepped = True
     source = (-1 if data.rank is None else data.rank, worker.role != "chief", worker.index)
-    for name, value in data.metrics.items():
+    for chosen, value in data.metrics.items():
+        name = _one_line(chosen)
         if name not in view.curves and len(view.curves) >= MAX_METRICS:
             continue
-        curve = view.curves.setdefault(clean(name), Curve())
+        curve = view.curves.setdefault(name, Curve())
         if curve.add(source, Point(when, progress.total_step, float(value))):
             view.told = (worker.name, progress)
 
@@ -493,6 +494,11 @@ def _exception(view: RunView, worker: WorkerView, when: float, data: events.Scri
     worker.take_end(clean(data.type or "")[:MAX_STAGE])
     if worker.status not in FINAL:
         worker.status = "failed"  # final, even if Muster stops the worker with the others before it exits by itself
+
+
+def _one_line(name: str) -> str:
+    """Return a name that a script has chosen, cleaned, as it stands among others in a line."""
+    return " ".join(clean(name).split())
 
 
 def _finite(value: object) -> float | None:
