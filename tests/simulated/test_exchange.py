@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from muster.checks.project import Project
-from muster.errors import PlatformError, WorkerPreempted
+from muster.errors import JobError, PlatformError, WorkerPreempted
 from muster.events import Event, Note
 from muster.job import Script
 from muster.platforms.base import Storage
@@ -188,6 +188,21 @@ def test_a_worker_that_does_not_answer_does_not_hold_up_the_end(apart: Apart, mo
     assert not (apart.made.run_dir / "collected/worker-1").exists()
     told = [event.data["text"] for event in Run(apart.made.run_dir).events() if event.kind == "note"]
     assert any("Nothing more is got from worker-1, which does not answer." in text for text in told), told
+
+
+def test_a_value_that_does_not_come_is_not_taken_for_none(apart: Apart) -> None:
+    apart.checked = replace(apart.checked, job=replace(apart.checked.job, script=Script("function", "train")))
+
+    async def take_away(orchestrator: Orchestrator) -> None:
+        del apart.platform.player("worker-1").places["run"]
+
+    assert apart.play(take_away) is None
+    run = Run(apart.made.run_dir)
+    (lost,) = (run.run_dir / "results").iterdir()
+    with pytest.raises(JobError, match=f"What {lost.stem} returned could not be got from its worker") as raised:
+        run.values  # noqa: B018
+    assert run.run_id in str(raised.value.advice)
+    assert run.worker_of(lost.stem) == "worker-1"
 
 
 def test_files_go_and_come_while_it_runs(apart: Apart, tmp_path: Path) -> None:

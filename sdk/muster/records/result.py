@@ -41,15 +41,13 @@ def discard_values(run_dir: Path) -> None:
 
 
 def mark_lost(run_dir: Path, names: Iterable[str]) -> None:
-    """Leave an empty file in place of each returned value among files that could not be got from their worker.
+    """Leave an empty file in place of the values of these ranks or workers, which could not be got from their worker.
 
-    Otherwise it would count as None.
+    Otherwise they would count as None.
     """
     for name in names:
-        path = run_dir / "results" / name
-        if path.suffix in SUFFIXES and OWN.fullmatch(path.stem):
-            with contextlib.suppress(OSError):  # not even that has room
-                path.touch()
+        with contextlib.suppress(OSError):  # not even that has room
+            (run_dir / "results" / f"{name}{SUFFIXES[0]}").touch()
 
 
 @frozen
