@@ -789,6 +789,26 @@ def test_an_event_at_no_time_is_none(when: str) -> None:
     assert CliRunner().invoke(main, ["runs"]).exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("run_requested", '"job": {"resources": {"memory": 1e305}}'),
+        ("run_requested", '"job": {"resources": {"memory": 1%s}}' % ("0" * 400)),
+        ("run_requested", '"job": {"script": {"kind": []}}'),
+        ("run_requested", '"job": {"script": {"kind": "file"}, "resources": {"cpu": NaN}}'),
+        ("run_attempt", '"attempt": 2, "reason": "x"}\n{"time": 2, "kind": "note", "text": "x", "lost": NaN'),
+        ("progress", '"metrics": {"loss": 1%s}' % ("0" * 400)),
+        ("progress", '"step": 1%s, "steps": 3' % ("0" * 400)),
+    ],
+)
+def test_a_number_that_is_none_hides_no_run(kind: str, told: str) -> None:
+    path = folders.make_run_folder("odd")
+    (path / "events.jsonl").write_text(f'{{"time": 1, "kind": "{kind}", "worker": "worker-0", {told}}}\n')
+    for command in (["show"], ["show", "--html", str(path / "page.html")], ["explain", "--json"]):
+        shown = CliRunner().invoke(main, [*command, path.name])
+        assert isinstance(shown.exception, SystemExit | None), shown.exception
+
+
 @pytest.mark.parametrize("part", ["options", "env", "args", "resources"])
 def test_a_job_of_which_a_part_makes_no_sense_is_shown_all_the_same(part: str) -> None:
     job = {"script": {"kind": "file", "target": "train.py"}, "strategy": "horovod", "n_workers": 2, part: 7}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -106,7 +107,7 @@ def test_a_session_that_is_about_to_listen_is_dialled_again(loop: Loop, tmp_path
         assert_dialled(loop, listener, certificate, serve)
 
 
-# A session in a network namespace of its own, whose network becomes ready after a while.
+# A session in namespaces of its own, whose network, or name, becomes ready after a while.
 NOT_READY_YET = """
 import errno, os, socket, subprocess, sys, threading, time
 from pathlib import Path
@@ -117,42 +118,81 @@ from muster.pools.listener import server_context
 context, certificate = server_context(Path(sys.argv[1]), "192.0.2.1")
 listener = socket.create_server(("0.0.0.0", 0))
 port = listener.getsockname()[1]
-before, after = (command.split() for command in sys.argv[2:])
-subprocess.run(["ip", *before], check=True)
+host, before, after = sys.argv[2:]
+subprocess.run(before, shell=True, check=True, cwd=sys.argv[1])
 try:
-    socket.create_connection(("192.0.2.1", port), 1)
+    socket.create_connection((host, port), 1)
 except OSError as error:
-    print(errno.errorcode[error.errno])
+    print(errno.errorcode.get(error.errno, error.errno))
 
 def serve():
     time.sleep(0.3)
-    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    subprocess.run(["ip", *after], check=True)
+    subprocess.run(after, shell=True, check=True)
     context.wrap_socket(listener.accept()[0], True).close()
 
 thread = threading.Thread(target=serve, daemon=True)
 thread.start()
 agent = link.Link(Loop(), print, print)
-agent.dial({"host": "192.0.2.1", "port": port, "certificate": certificate})
+agent.dial({"host": host, "port": port, "certificate": certificate})
 print(agent.is_open)
 thread.join()
 """
-ADDRESS = "addr add 192.0.2.1/32 dev lo"
+UP = "ip link set lo up && ip addr add 192.0.2.1/32 dev lo"
+# Where no program serves names, or where one does that does not know this one yet.
+NAMES = "echo hosts: {} > names; touch hosts; mount --bind names /etc/nsswitch.conf; mount --bind hosts /etc/hosts"
+NAMED = "echo 192.0.2.1 session.test >> /etc/hosts"
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="only root can make a network")
 @pytest.mark.parametrize(
-    ("before", "after", "error"),
+    ("host", "before", "after", "error"),
     [
-        ("link set lo down", ADDRESS, "ENETUNREACH"),
-        ("route add unreachable 192.0.2.0/24 metric 9", ADDRESS, "EHOSTUNREACH"),
+        ("192.0.2.1", "ip link set lo down", UP, "ENETUNREACH"),
+        ("192.0.2.1", "ip route add unreachable 192.0.2.0/24 metric 9", UP, "EHOSTUNREACH"),
+        ("session.test", NAMES.format("files dns"), f"{UP} && {NAMED}", str(socket.EAI_AGAIN)),
+        ("session.test", NAMES.format("files"), f"{UP} && {NAMED}", str(socket.EAI_NONAME)),
     ],
 )
-def test_a_network_that_is_about_to_be_ready_is_waited_for(tmp_path: Path, before: str, after: str, error: str) -> None:
+def test_a_network_that_is_about_to_be_ready_is_waited_for(
+    tmp_path: Path, host: str, before: str, after: str, error: str
+) -> None:
     """As of a container that has just been started."""
-    command = ["unshare", "--net", sys.executable, "-c", NOT_READY_YET, str(tmp_path), before, after]
+    command = ["unshare", "--net", "--mount", sys.executable, "-c", NOT_READY_YET, str(tmp_path), host, before, after]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (result.stdout.split(), result.stderr) == ([error, "True"], "")
+
+
+@pytest.mark.parametrize(
+    "answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"", None], ids=["another program", "hangs up", "silent"]
+)
+def test_who_is_not_the_session_is_told_with_its_address(
+    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes | None
+) -> None:
+    """What answers there is a forwarded port without a session behind it, perhaps, or what a firewall has put there."""
+    monkeypatch.setattr(link, "AGAIN_SECONDS", 0.3)
+    monkeypatch.setattr(link, "DIAL_TIMEOUT", 0.5)
+    _, certificate = server_context(tmp_path, "127.0.0.1")
+    held: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(listener.accept()[0])
+                    if answer is not None:
+                        held[-1].sendall(answer)
+                        held[-1].shutdown(socket.SHUT_RDWR)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        port = listener.getsockname()[1]
+        agent = link.Link(loop, lambda fields: None, lambda cause: None)
+        with pytest.raises(link.Unreachable, match=f"it cannot reach the session at 127.0.0.1:{port}: "):
+            agent.dial({"host": "127.0.0.1", "port": port, "certificate": certificate})
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+    for connection in held:
+        connection.close()
 
 
 @pytest.mark.parametrize("lease", [0.0, 60.0], ids=["no lease", "lease"])

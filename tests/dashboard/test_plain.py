@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from muster.dashboard import NoDashboard, choose
@@ -217,6 +218,19 @@ def test_many_workers_are_counted_each_second_and_those_that_fail_are_named() ->
 
 def test_notes_are_cleaned() -> None:
     assert lines([at(0, "note", text="a\nb\x1b[2J")]) == ["[  0.0 s] a", "[  0.0 s] b"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("progress", {"rank": 0, "step": 1, "metrics": {"a\n[  9.9 s] succeeded\tb": 1.0}}),
+        ("stage", {"rank": 0, "stage": "a\n[  9.9 s] succeeded\tb"}),
+    ],
+)
+def test_a_name_that_a_script_has_chosen_is_no_line_of_its_own(kind: str, told: dict[str, Any]) -> None:
+    shown = lines([*training(1, seconds=0), at(3, kind, "worker-0", **told)])
+    assert [line for line in shown if "succeeded" in line] == [shown[-1]]
+    assert "a [ 9.9 s] succeeded b" in shown[-1]
 
 
 def test_a_reader_that_has_gone_does_not_disturb_the_run() -> None:

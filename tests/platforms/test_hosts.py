@@ -27,6 +27,7 @@ from muster.errors import (
     LaunchRefused,
     LoginRefused,
     MusterError,
+    PlatformError,
     ResourceError,
     WorkerLost,
 )
@@ -550,13 +551,19 @@ def test_an_interpreter_without_what_the_job_needs_is_named_before_anything_star
         muster.run_cluster(2, strategy="processes", python="/no/such/python", **job)
 
 
-def test_a_full_disk_of_a_host(hosts: Network) -> None:
+def test_a_full_disk_of_a_host(hosts: Network, project: Path) -> None:
     host = hosts.hosts["h1"]
     host.run("mount -t tmpfs -o size=32k none /var/tmp && echo 'export TMPDIR=/var/tmp' > /root/.bashrc")
     try:
         error = refusal(hosts=("h1:1",))
         assert "h1" in error.message
         assert "No space left" in error.message
+        host.run("mount -o remount,size=3000k /var/tmp")
+        (project / "large").write_bytes(bytes(5 << 20))
+        job: Any = {"worker_script": "train.py", "platform": "hosts", "hosts": ["h1"], "dashboard": False}
+        with pytest.raises(PlatformError, match=r"worker-0 .*No space left on device: '/var/tmp/.*/large'") as raised:
+            muster.run_cluster(1, strategy="processes", memory=0.5, cache=False, **job)
+        assert raised.value.advice == "make room on that disk of worker-0"
     finally:
         host.run("umount /var/tmp && rm /root/.bashrc")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -142,12 +143,10 @@ def test_the_source_of_a_function_goes_along_where_its_file_is_not(project: Path
 def test_files_are_collected_also_after_a_failure(launch: Callable[..., muster.Cluster], project: Path) -> None:
     (project / "write.py").write_text(WRITES + "raise ValueError('of the script')")
     with pytest.raises(ScriptFailed, match="of the script"):
-        launch("write.py", collect=["checkpoints/**", "*.txt", "nothing/here"])
-    run_dir = lookup.open_run().run_dir
-    for worker in ("worker-0", "worker-1"):
-        folder = run_dir / "collected" / worker
-        assert below(folder) == ["checkpoints/2.h5", "checkpoints/a/1.h5", "model [1].txt"]
-        assert (folder / "checkpoints/2.h5").read_text() == f"{worker}checkpoints/2.h5"
+        launch("write.py", 1, collect=["checkpoints/**", "*.txt", "nothing/here"])  # another is ended before it writes
+    folder = lookup.open_run().run_dir / "collected" / "worker-0"
+    assert below(folder) == ["checkpoints/2.h5", "checkpoints/a/1.h5", "model [1].txt"]
+    assert (folder / "checkpoints/2.h5").read_text() == "worker-0checkpoints/2.h5"
     for pattern in ("/etc/*", "../x", "a/../../b", 7, ["", 3]):
         with pytest.raises(JobError, match="collect"):
             launch("write.py", collect=pattern)
@@ -217,3 +216,35 @@ def test_a_disk_that_is_full_of_what_is_collected_costs_that_alone(
     assert lookup.open_run().status == "succeeded"
     left = below(cluster.run_dir / "collected")
     assert left == ["worker-0/small"], "half of a file is of no use, and in the way of the record"
+
+
+def test_a_log_that_finds_no_room_here_is_told(
+    launch: Callable[..., muster.Cluster], project: Path, small_disk: Callable[[int], Path], monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("MUSTER_HOME", str(small_disk(1000)))
+    (project / "write.py").write_text("print(('x' * 99 + '\\n') * 20_000)")
+    cluster = launch("write.py", 1)
+    assert cluster.result.status == "succeeded"
+    assert re.search(r"The log .*/worker-0.log cannot be written, so it lacks output: No space", cluster.explain())
+
+
+def test_a_value_that_finds_no_room_here_is_not_taken_for_none(
+    launch: Callable[..., muster.Cluster], small_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_HOME", str(small_disk(3000)))
+
+    def large() -> bytes:
+        import os
+
+        with open(os.environ["MUSTER_RESULTS"] + "/small-" + os.environ["MUSTER_INDEX"], "w") as file:
+            file.write("here")
+        return bytes(5 << 20)
+
+    cluster = launch(large, 2)
+    assert {"small-0", "small-1"} <= {*below(cluster.run_dir / "results")}
+    for index in (0, 1):
+        lost = rf"Of worker-{index} could not be got: results/.*-{index}\.\w+ \(.*no place here: No space left"
+        assert re.search(lost, cluster.explain())
+    for read in (lambda: cluster.result.values, lambda: lookup.open_run().value):
+        with pytest.raises(JobError, match=r"What \w+-0 returned could not be got from its worker"):
+            read()

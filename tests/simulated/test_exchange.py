@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from muster.checks.project import Project
-from muster.errors import PlatformError, WorkerPreempted
+from muster.errors import JobError, PlatformError, WorkerPreempted
 from muster.events import Event, Note
 from muster.job import Script
 from muster.platforms.base import Storage
@@ -190,6 +190,21 @@ def test_a_worker_that_does_not_answer_does_not_hold_up_the_end(apart: Apart, mo
     assert any("Nothing more is got from worker-1, which does not answer." in text for text in told), told
 
 
+def test_a_value_that_does_not_come_is_not_taken_for_none(apart: Apart) -> None:
+    apart.checked = replace(apart.checked, job=replace(apart.checked.job, script=Script("function", "train")))
+
+    async def take_away(orchestrator: Orchestrator) -> None:
+        del apart.platform.player("worker-1").places["run"]
+
+    assert apart.play(take_away) is None
+    run = Run(apart.made.run_dir)
+    (lost,) = (run.run_dir / "results").iterdir()
+    with pytest.raises(JobError, match=f"What {lost.stem} returned could not be got from its worker") as raised:
+        run.values  # noqa: B018
+    assert run.run_id in str(raised.value.advice)
+    assert run.worker_of(lost.stem) == "worker-1"
+
+
 def test_files_go_and_come_while_it_runs(apart: Apart, tmp_path: Path) -> None:
     async def exchange_some(orchestrator: Orchestrator) -> None:
         got = await orchestrator.get("worker-1", "data", tmp_path / "got")
@@ -318,9 +333,22 @@ def test_a_log_has_an_older_part_and_no_more(tmp_path: Path) -> None:
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_log_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
     log = WorkerLog(tmp_path / "absent" / "log", cap=10)
-    log.write("one")
-    log.write("two")
-    (warning,) = caplog.messages
-    assert "cannot be written" in warning
+    assert "cannot be written" in log.write("one")
+    assert log.write("two") == ""
+
+
+def test_output_that_finds_no_room_is_told_where_it_is_missing(small_disk: Callable[[int], Path]) -> None:
+    disk = small_disk(64)
+    log = WorkerLog(disk / "log", cap=1 << 20)
+    (disk / "ballast").write_bytes(bytes(40 << 10))
+    troubles = [log.write(f"{number:04}{'x' * 995}\n") for number in range(40)]
+    assert "No space left on device" in "".join(troubles)
+    assert len(list(filter(None, troubles))) == 1
+    (disk / "ballast").unlink()
+    assert log.write("more\n") == ""
+    *before, remark, last = (disk / "log").read_text().splitlines()
+    written = len("\n".join(before))
+    assert remark == f"[muster] {40 * 1000 - written} bytes of output are lost: this file could not be written"
+    assert (before[0][:4], last) == ("0000", "more")

@@ -519,7 +519,7 @@ class Connections:
 
 
 def exchange_of(worker: Worker, connections: Connections, tmp_path: Path) -> Exchange:
-    context = SimpleNamespace(checked=SimpleNamespace(collect=()), 
+    context = SimpleNamespace(checked=SimpleNamespace(collect=()), job=SimpleNamespace(script=None),
         facts=SimpleNamespace(library_here=tmp_path), run_dir=tmp_path / "back",
         specs=[SimpleNamespace(name="worker-0", log=tmp_path / "log")], platform=SimpleNamespace(lease_seconds=0.5),
     )  # fmt: skip

@@ -86,7 +86,7 @@ class Files:
         """Write a piece of a file."""
         transfer = self._transfers.get(chunk.transfer)
         if isinstance(transfer, (Incoming, ProjectCopy)):
-            self._guarded(chunk.transfer, lambda: transfer.write(chunk, self._answer))
+            self._guarded(chunk.transfer, lambda: transfer.write(chunk, self._answer), transfer.path)
 
     def have(self, have: wire.Have) -> None:
         """Send the next chunks of a file, as the session acknowledges how much it has."""
@@ -136,12 +136,19 @@ class Files:
         if is_over:
             self._end(message[0])
 
-    def _guarded(self, number: int, call: "Callable[[], object]") -> None:
+    def _guarded(self, number: int, call: "Callable[[], object]", path: str = "") -> None:
+        """Call a function; where it fails, end the transfer, and say why and, where the error does not, at which path.
+
+        Those of a disk that is full do not, as they come of writing to an open file.
+        """
         try:
             call()
         except (OSError, ValueError) as error:
+            is_absent = isinstance(error, FileNotFoundError)
+            if path and isinstance(error, OSError) and error.errno and not error.filename:
+                error = OSError(error.errno, error.strerror, path)
             self._end(number)
-            self._send(wire.Missing(number, str(error)[:1000], isinstance(error, FileNotFoundError)))
+            self._send(wire.Missing(number, str(error)[:1000], is_absent))
 
     def _end(self, number: int) -> None:
         transfer = self._transfers.pop(number, None)
@@ -150,10 +157,15 @@ class Files:
 
 
 class Incoming:
-    """An incoming file. Raises OSError where it cannot be written, ValueError where other content arrives."""
+    """An incoming file. Raises OSError where it cannot be written, ValueError where other content arrives.
+
+    Attributes:
+        path: its path.
+    """
 
     def __init__(self, order: wire.Put, root: str) -> None:
         self._order = order
+        self.path = os.path.join(root, order.path)
         self._part = PartFile(root, split(order.path), order.size, order.sha256)
         try:
             self._part.open()

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 DIAL_TIMEOUT = 20  # seconds for connecting and for each step of the TLS handshake
 AGAIN_SECONDS = 10.0  # for which the session is dialled again at first, where what is in the way may pass
 REFUSED_SECONDS = 1.0  # for which it is dialled again at first, where nobody listens: it may be about to
-# Of a network that is not ready yet, as that of a container or pod may be for some seconds after its start.
-NOT_READY = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL, socket.EAI_AGAIN)
+# Of a network that is not ready yet, or does not know the name yet, as for some seconds after a container's start.
+NOT_READY = (
+    errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL, socket.EAI_AGAIN, socket.EAI_NONAME,
+)  # fmt: skip
 HUNG_UP = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 REDIAL_TIMEOUT = 5.0  # seconds for one more try
 REDIAL_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.0)  # seconds before each try, and the last of them from then on
@@ -33,7 +35,10 @@ CHECK_SECONDS = 1.0  # between two checks for that
 
 
 class Unreachable(OSError):
-    """Nobody answers at the session's address."""
+    """The session does not answer at its address."""
+
+    def __init__(self, address: "tuple[str, int]", error: OSError) -> None:
+        super().__init__("it cannot reach the session at {}:{}: {}".format(*address, error))
 
 
 def _seconds_for(error: OSError, has_answered: bool) -> float:
@@ -83,8 +88,7 @@ class Link:
             session: ``host``, ``port``, ``certificate`` (PEM), ``lease_seconds``.
 
         Raises:
-            Unreachable: nobody answers there.
-            OSError: the session does not answer, or another program does.
+            Unreachable: nobody answers there in time, or another program does.
         """
         self._session = session
         address = (session["host"], session["port"])
@@ -95,7 +99,7 @@ class Link:
                 plain = connection_to(address, DIAL_TIMEOUT)
             except OSError as error:
                 if time.monotonic() > began + _seconds_for(error, has_answered):
-                    raise Unreachable("it cannot reach the session at {}:{}: {}".format(*address, error)) from error
+                    raise Unreachable(address, error) from error
                 time.sleep(REDIAL_PAUSES[0])
                 continue
             has_answered = True
@@ -109,7 +113,7 @@ class Link:
                 is_another = isinstance(error, ssl.SSLError) and not isinstance(error, HUNG_UP)
                 # Where many connect, strangers perhaps, session and relays hang up on some.
                 if is_another or time.monotonic() > began + AGAIN_SECONDS:
-                    raise
+                    raise Unreachable(address, error) from error
                 time.sleep(REDIAL_PAUSES[0])
         self._connection = connection
         if self._lease:

@@ -129,6 +129,11 @@ class ProjectCopy:
                 self._finish_file()
                 self._next_file(answer)
 
+    @property
+    def path(self) -> str:
+        """The path of the file that arrives, or of the folder."""
+        return os.path.join(self._root, self._contents[self._missing[-1]][0].path if self._missing else "")
+
     def close(self) -> None:
         """Close open files, and remove a file that has not arrived in full."""
         if self._file >= 0:

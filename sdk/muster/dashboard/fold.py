@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from muster.dashboard.worker import FINAL, WorkerView
 from muster.events import Event, EventKind
 from muster.failure.failures import tells_of_another
 from muster.text.cleaning import clean
+from muster.text.reading import is_finite
 from muster.training.stages import RUNNING
 
 MAX_METRICS = 32  # further ones are left out: a script may invent a new name at every step
@@ -52,7 +52,8 @@ def _run_requested(view: RunView, event: Event, data: events.RunRequested) -> No
 
 def _memory_of(resources: Any) -> int | None:
     memory = _finite(resources.get("memory")) if isinstance(resources, dict) else None
-    return int(memory * 1e9) if memory else None
+    size = _finite(memory * 1e9) if memory else None
+    return int(size) if size else None
 
 
 def _run_phase(view: RunView, event: Event, data: events.RunPhase) -> None:
@@ -165,7 +166,7 @@ def _take_end(worker: WorkerView, data: events.WorkerState | events.ProcessExite
 
 
 def _stage(view: RunView, worker: WorkerView, when: float, data: events.Stage) -> None:
-    rank, stage = data.rank, clean(data.stage)[:MAX_STAGE]
+    rank, stage = data.rank, _one_line(data.stage)[:MAX_STAGE]
     if worker.listens and stage == RUNNING:  # the stage of any script of which nothing more is known
         stage = SERVING
     if rank is None or rank == min(worker.ranks, default=rank):  # the lowest rank stands for the worker
@@ -213,10 +214,11 @@ def _progress(view: RunView, worker: WorkerView, when: float, data: events.Progr
     worker.enter("training", when)
     view.has_stepped = True
     source = (-1 if data.rank is None else data.rank, worker.role != "chief", worker.index)
-    for name, value in data.metrics.items():
+    for chosen, value in data.metrics.items():
+        name = _one_line(chosen)
         if name not in view.curves and len(view.curves) >= MAX_METRICS:
             continue
-        curve = view.curves.setdefault(clean(name), Curve())
+        curve = view.curves.setdefault(name, Curve())
         if curve.add(source, Point(when, progress.total_step, float(value))):
             view.metrics_from = (worker.name, progress)
 
@@ -232,9 +234,14 @@ def _exception(view: RunView, worker: WorkerView, when: float, data: events.Scri
         worker.status = "failed"  # final, even if Muster stops the worker with the others before it exits by itself
 
 
+def _one_line(name: str) -> str:
+    """Return a name that a script has chosen, cleaned, as it stands among others in a line."""
+    return " ".join(clean(name).split())
+
+
 def _finite(value: object) -> float | None:
     """Return ``value`` if it is a finite number, else None: workers may report anything."""
-    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
+    return value if is_finite(value) else None
 
 
 _OF_RUN: dict[str, Callable[[RunView, Event, Any], None]] = {

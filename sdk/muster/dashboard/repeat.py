@@ -19,7 +19,7 @@ def repeat_command(job: Mapping[str, Any]) -> str:
     "muster run -s horovod -n 2 'a b.py'"
     """
     script = job.get("script")
-    if not isinstance(script, Mapping) or script.get("kind") not in {"file", "module", "executable"}:
+    if not isinstance(script, Mapping) or script.get("kind") not in ("file", "module", "executable"):
         return ""
     resources = _mapping(job.get("resources"))
     servers = _mapping(job.get("ps_resources"))
@@ -36,7 +36,7 @@ def repeat_command(job: Mapping[str, Any]) -> str:
     for option, value in options.items():
         words += [option, str(value)] if value else []
     for option, key in (("--ps-cpu", "cpu"), ("--ps-memory", "memory"), ("--ps-gpus", "gpu")):
-        words += [option, str(servers[key])] if servers.get(key, resources.get(key)) != resources.get(key) else []
+        words += [option, str(servers[key])] if servers.get(key) not in (None, resources.get(key)) else []
     older = {} if job.get("slots") in (None, 1) else {"slots": job["slots"]}  # all that old versions recorded
     words += flags_of(_mapping(job.get("options", older)))
     for name in _sequence(job.get("env")):

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, ClassVar, NamedTuple
 
 from muster.text.frozen import frozen
+from muster.text.reading import is_finite
 
 
 class EventKind(str, Enum):
@@ -275,11 +276,11 @@ class Silence(EventData):
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_finite(value) and not isinstance(value, bool)
 
 
 def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and _is_number(value)
 
 
 def _are(check: Callable[[object], bool]) -> Callable[[object], bool]:
@@ -295,7 +296,11 @@ def _is_mapping(value: object) -> bool:
 
 
 def _are_metrics(value: object) -> bool:
-    return _is_mapping(value) and all(map(_is_number, value.values()))  # type: ignore[attr-defined]
+    return _is_mapping(value) and all(map(_is_metric, value.values()))  # type: ignore[attr-defined]
+
+
+def _is_metric(value: object) -> bool:
+    return isinstance(value, float) or _is_number(value)  # a metric may be infinite, or NaN
 
 
 CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {  # by annotation: what fits, and what it is called

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from muster.failure.failures import Bearing, Failure, FailureKind
 from muster.text.arguments import Argument, ArgumentText
+from muster.text.system_errors import FULL_DISK
 
 HOROVOD_KERAS = (
     "in its place: from muster.training import keras as distributed, with distributed.DistributedOptimizer(...) and "
@@ -156,7 +157,7 @@ def _on_scarcity(failure: Failure) -> str | None:
         return ArgumentText(
             "another process took the port; run again, or give ports of their own with ", Argument("worker_ports", "")
         )
-    if re.search(r"No space left on device|Disk quota exceeded", failure.message):  # TensorFlow says it of files, too
+    if FULL_DISK.search(failure.message):  # TensorFlow says it of files, too
         return ArgumentText(
             f"make room on the disk of {failure.worker or 'the worker'} that it writes to: logs and MUSTER_RESULTS of "
             "runs on the session's machine are below MUSTER_HOME, which may be a folder elsewhere"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import re
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
 from types import NoneType
@@ -18,7 +18,7 @@ from muster.events import NOT_FINITE, metrics_from_json, metrics_to_json
 from muster.text.arguments import ArgumentText
 from muster.text.cleaning import is_file_name
 from muster.text.frozen import frozen
-from muster.text.reading import open_regular, parse_json, read_regular
+from muster.text.reading import is_finite, open_regular, parse_json, read_regular
 
 SUFFIXES = (".pkl", ".npz", ".json")  # of files with values; if a rank has several, the last suffix wins
 NONSENSE = (  # exceptions from reading a file that Muster has not written
@@ -38,6 +38,16 @@ def discard_values(run_dir: Path) -> None:
     for path in (run_dir / "results").glob("*"):
         if path.suffix in SUFFIXES and OWN.fullmatch(path.stem):
             path.unlink(missing_ok=True)
+
+
+def mark_lost(run_dir: Path, names: Iterable[str]) -> None:
+    """Leave an empty file in place of the values of these ranks or workers, which could not be got from their worker.
+
+    Otherwise they would count as None.
+    """
+    for name in names:
+        with contextlib.suppress(OSError):  # not even that has room
+            (run_dir / "results" / f"{name}{SUFFIXES[0]}").touch()
 
 
 @frozen
@@ -75,7 +85,8 @@ class Result:
         workers less than this session, set ``MUSTER_UNPICKLE=0``.
 
         Raises:
-            JobError: a value was pickled, and ``MUSTER_UNPICKLE`` is 0; or Muster has not written the file.
+            JobError: a value was pickled, and ``MUSTER_UNPICKLE`` is 0; or it could not be got from its worker; or
+                Muster has not written the file.
         """
         folder = self.run_dir / "results"
         found = {
@@ -138,16 +149,12 @@ def read_record(told: Mapping[str, Any]) -> dict[str, Any]:
     return {**record, "metrics": metrics_from_json(record["metrics"])} if "metrics" in record else record
 
 
-def _is_finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and -MOST <= value <= MOST
-
-
 def _are_numbers(value: object) -> bool:
-    return isinstance(value, dict) and all(map(_is_finite, value.values()))
+    return isinstance(value, dict) and all(map(is_finite, value.values()))
 
 
 def _are_metrics(value: object) -> bool:
-    return isinstance(value, dict) and all(_is_finite(one) or one in NOT_FINITE for one in value.values())
+    return isinstance(value, dict) and all(is_finite(one) or one in NOT_FINITE for one in value.values())
 
 
 def _is_advice(value: object) -> bool:
@@ -171,11 +178,10 @@ def _is_text(value: object) -> bool:
     return isinstance(value, (str, NoneType))
 
 
-MOST = sys.float_info.max
 ENDS = ("succeeded", "failed", "stopped", "lost")
 FITS: dict[str, Callable[[Any], bool]] = {
     "status": ENDS.__contains__,
-    "seconds": _is_finite,
+    "seconds": is_finite,
     "exit_codes": _are_numbers,
     "timings": _are_numbers,
     "metrics": _are_metrics,
@@ -209,6 +215,12 @@ def recorded_error(recorded: Mapping[str, Any], log: Path | None = None) -> Must
 
 def _value(path: Path) -> Any:
     """Return one value, as ``runner/values.py`` wrote it; a malicious worker may have written anything else."""
+    if not read_regular(path, 1):  # as ``mark_lost`` leaves it
+        raise JobError(
+            f"What {path.stem} returned could not be got from its worker.",
+            worker=path.stem,
+            advice=f"muster explain {path.parent.parent.name}: it says why",
+        )
     if path.suffix in (".json", ".npz"):
         try:
             return _read_plain(path)

@@ -23,7 +23,7 @@ from muster.events import Event, EventData
 from muster.platforms.agents import default_log_cap
 from muster.pools.endpoint import Endpoint
 from muster.records.folders import TENSORBOARD
-from muster.records.result import SUFFIXES
+from muster.records.result import SUFFIXES, mark_lost
 from muster.run.context import RunContext
 from muster.run.files import FileFailed, Transfers, gather_or_cancel
 from muster.run.project import ProjectSync, read_contents, write_list
@@ -55,9 +55,11 @@ class Exchange:
 
     Attributes:
         owner_of: returns the worker that owns the values and the log of a rank or worker, given its name; None if none.
+        done_on: returns the names of a worker's ranks, or its own, whose values it has; given its name.
     """
 
     owner_of: Callable[[str], str | None]
+    done_on: Callable[[str], list[str]]
 
     def __init__(self, context: RunContext, session: Endpoint) -> None:
         self._context = context
@@ -68,8 +70,10 @@ class Exchange:
         self._logs = {spec.name: WorkerLog(spec.log, default_log_cap()) for spec in context.specs}
         self._transfers = Transfers(session.send, context.platform.lease_seconds)
         self._have_come: set[str] = set()
+        self._lacking: set[str] = set()  # workers whose results have not all come
         self._is_collecting = asyncio.Lock()
         self.owner_of = lambda name: None
+        self.done_on = lambda worker: []
 
     def listen(self) -> None:
         """Take messages about files from the endpoint; pass all others on to the callbacks that it had before."""
@@ -94,7 +98,9 @@ class Exchange:
 
         def emit_and_write(event: Event) -> None:
             if isinstance(event.data, events.Output) and event.worker in self._logs:
-                self._logs[event.worker].write(event.data.text)
+                trouble = self._logs[event.worker].write(event.data.text)
+                if trouble:
+                    emit(Event.of(events.Note(trouble), when=event.time))
             emit(event)
 
         return emit_and_write
@@ -142,6 +148,22 @@ class Exchange:
 
     async def _collect_from(self, worker: str, is_gone: bool) -> str:
         """Get the files that a worker has written; return what could not be got and why, empty if nothing."""
+        self._lacking.add(worker)
+        try:
+            return await self._got_from(worker, is_gone)
+        finally:  # also where it takes too long, and is cancelled
+            if worker in self._lacking:
+                self._mark_lost_values(worker)
+
+    def _mark_lost_values(self, worker: str) -> None:
+        """Mark the values of a worker's ranks that have returned, as far as they have not come."""
+        script = self._context.job.script
+        if script is None or script.kind != "function":
+            return
+        come = {path.stem for path in (self._run_dir / RESULTS).iterdir() if path.suffix in SUFFIXES}
+        mark_lost(self._run_dir, [name for name in self.done_on(worker) if name not in come])
+
+    async def _got_from(self, worker: str, is_gone: bool) -> str:
         is_cut = worker not in self._session.connected
         if is_cut and (is_gone or self._session.leases.seconds_left(worker) <= 0):
             return f"Nothing more is got from {worker}, whose connection has ended."
@@ -159,6 +181,8 @@ class Exchange:
                 return f"{worker}: {error}"
             else:
                 left_out += [f"{folder}/{name} ({why})" for name, why in skipped.items()]
+                if folder == RESULTS and not skipped:
+                    self._lacking.discard(worker)
         target = self._run_dir / COLLECTED / worker
         for pattern in self._context.checked.collect:
             try:

@@ -16,6 +16,7 @@ import json
 import os
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,15 @@ from muster.agent.places import DEEPEST, MOST_FILES, matcher, split
 from muster.errors import PlatformError
 from muster.runtime.background import answer_of, in_thread
 from muster.text.reading import open_regular
+from muster.text.system_errors import FULL_DISK, NO_ROOM
 
 MOST_WAITING = 2 * WINDOW // CHUNK  # received messages of one transfer that may be queued
 AT_ONCE = 8  # transfers of one worker at a time
 ANSWER_SECONDS = 60.0  # how long a worker may take to go on with a transfer
 MOST_LISTINGS = 100  # of one folder
 LONGEST_FILE_NAME = 255  # bytes
-OF_ONE_PATH = (errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ELOOP, errno.ENAMETOOLONG)  # concern one path alone
+# Errors of one file here: of its path, or because it is too large for what is left of the disk.
+OF_ONE_FILE = {errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ELOOP, errno.ENAMETOOLONG, *NO_ROOM}
 NOT_ITS_OWN = "only another worker may give it"
 GONE = "it was gone when it was asked for"
 LISTING_BYTES = 8 << 20  # largest listing
@@ -201,8 +204,9 @@ class Transfers:
             except ValueError as error:
                 raise FileFailed(f"{path} of {worker} did not come as announced: {error}.", worker=worker) from None
             except OSError as error:
-                if error.errno not in OF_ONE_PATH:
+                if error.errno not in OF_ONE_FILE:
                     raise
+                self.tell(worker, wire.Missing(number, "it has no place"))
                 raise FileFailed(f"{path} of {worker} has no place here: {error.strerror}.", worker=worker) from error
             finally:
                 part.close()
@@ -288,7 +292,8 @@ class Transfers:
             else:
                 limit -= size
                 chosen.append((name, size))
-        await gather_or_cancel(get(name, size) for name, size in chosen)
+        # Small ones first: a large one may find no room.
+        await gather_or_cancel(get(name, size) for name, size in sorted(chosen, key=itemgetter(1)))
         return left_out
 
     async def find(self, worker: str, place: str, pattern: str) -> Files:
@@ -375,7 +380,11 @@ class Transfers:
         if isinstance(message, _Torn):
             raise message
         if isinstance(message, wire.Missing):
-            error = FileFailed(f"{worker} cannot do what it should with a file: {message.text}.", worker=worker)
+            error = FileFailed(
+                f"{worker} cannot do what it should with a file: {message.text}.",
+                worker=worker,
+                advice=f"make room on that disk of {worker}" if FULL_DISK.search(message.text) else None,
+            )
             error.is_absent = message.is_absent
             raise error
         if not isinstance(message, kind):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,6 +22,8 @@ from muster.run.worker_log import WorkerLog
 from muster.runtime.background import in_thread
 from muster.security.ssh import IDENTITY, write_private
 from muster.strategies.base import Facts
+
+logger = logging.getLogger("muster")
 
 KILL_SECONDS = 1.0  # how long to wait for the report that a killed launcher has ended
 
@@ -230,7 +233,9 @@ class WorkerLauncher(_Running):
     def on_message(self, message: wire.LauncherOutput | wire.LauncherExited) -> None:
         """Handle a message of the agent about it."""
         if isinstance(message, wire.LauncherOutput):
-            self._log.write(message.text)
+            trouble = self._log.write(message.text)
+            if trouble:
+                logger.warning("%s", trouble)
         elif self.returncode is None:
             self.returncode = -message.signal if message.signal else message.exit_code or 0  # it has one of the two
             self._ended.set()

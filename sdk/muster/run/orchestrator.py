@@ -110,6 +110,7 @@ class Orchestrator:
         if exchange is not None:
             self._ending.collect = self.collect
             exchange.owner_of = state.processes.owner_of
+            exchange.done_on = state.processes.done_on
         self.watch = PlatformWatch(pool, state)
         self._arrival = Arrival(context, pool, state, self.watch)
         self._settling = Settling(state, pool, self.watch)

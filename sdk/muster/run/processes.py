@@ -123,6 +123,11 @@ class RunProcesses:
         planned = self.ranks.get(int(rank[1]))
         return planned if self._are_ranks_ordered else self._rank_on.get(int(rank[1]), planned)
 
+    def done_on(self, worker: str) -> list[str]:
+        """Return the names of a worker's processes (``rank-0``, or its own) that have done what they were to do."""
+        done = [rank for rank, process in self._of[worker].items() if process.has_returned or process.exit_status == 0]
+        return [worker if rank is None else f"rank-{rank}" for rank in done]
+
     def has(self, worker: str, rank: int | None) -> bool:
         """Return whether a worker has started a rank, as its agent must have before it reports of it."""
         return rank is None or rank in self._of[worker]

@@ -9,10 +9,12 @@ import errno
 import json
 import os
 import stat
+import sys
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeGuard
 
 COMPARED = 256  # bytes by which a log is recognized
+LARGEST_NUMBER = sys.float_info.max
 LARGEST_JSON = 1 << 28  # bytes of a JSON file; the plan of 10,000 workers has some 20 MB
 LONGEST_LINE = 1 << 24  # characters of a line of a journal
 
@@ -102,6 +104,11 @@ def follows(file: BinaryIO, position: int, last: bytes) -> bool:
     """Go to a position in a file, and return whether the bytes ``last`` are before it, as they were earlier."""
     file.seek(position - len(last))
     return file.read(len(last)) == last
+
+
+def is_finite(value: object) -> TypeGuard[float]:
+    """Return whether a value is a number that can be calculated with: JSON may have NaN, or integers of any length."""
+    return isinstance(value, (int, float)) and -LARGEST_NUMBER <= value <= LARGEST_NUMBER
 
 
 def parse_json(text: str | bytes | bytearray) -> Any:

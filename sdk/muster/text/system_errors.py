@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+FULL_DISK = re.compile(r"No space left on device|Disk quota exceeded")  # in what other programs say
 OF_USERS = NO_ROOM | {errno.EROFS, errno.EACCES, errno.EPERM}  # of the user's folders, rather than defects
 
 
