@@ -159,8 +159,8 @@ def test_statuses_only_move_forward_and_end(script: Any) -> None:
     for statuses in seen.values():
         assert statuses == sorted(statuses, key=order.index)
         assert statuses[-1] == "succeeded"
-    assert {worker.status for worker in address.cluster.status} == {Status.SUCCEEDED}
-    heading, first, _ = repr(address.cluster.status).splitlines()
+    assert {worker.status for worker in address.cluster.workers} == {Status.SUCCEEDED}
+    heading, first, _ = repr(address.cluster.workers).splitlines()
     assert (heading.split(), first.split()[:2]) == (["worker", "status", "address"], ["worker-0", "succeeded"])
 
 
@@ -172,7 +172,7 @@ def test_the_handle_waits_stops_and_tells(script: Any) -> None:
     assert "is running; it has wait(), stop(), logs(), stacks()>" in repr(address)
     with pytest.raises(TimeoutError):
         cluster.wait(timeout=0.1)
-    eventually(lambda: all("started" in cluster.logs(worker.name) for worker in cluster.status), "the script runs")
+    eventually(lambda: all("started" in cluster.logs(worker.name) for worker in cluster.workers), "the script runs")
     assert all("sleep" in text or "train.py" in text for text in cluster.stacks().values())
     assert len(cluster.stacks()) == 2
     cluster.stop()
@@ -189,7 +189,7 @@ def test_the_handle_waits_stops_and_tells(script: Any) -> None:
 def test_leaving_the_context_stops_the_run(script: Any) -> None:
     path = script("import time\ntime.sleep(60)")
     with Cluster(Job(make_script(path), 1), strategy=Plain()) as cluster:
-        (worker,) = cluster.status
+        (worker,) = cluster.workers
         assert worker.status is Status.RUNNING
     assert not cluster.is_running
 
@@ -233,7 +233,7 @@ def test_servers_must_listen_before_the_cluster_counts_as_up(script: Any) -> Non
     )
     address = muster.run_cluster(1, worker_script=path, strategy=Plain(listens=True), wait=False)
     cluster = address.cluster
-    (worker,) = cluster.status
+    (worker,) = cluster.workers
     (port,) = cluster.plan.servers.values()
     socket.create_connection((str(worker.address), port), timeout=5).close()
     cluster.stop()
@@ -409,7 +409,7 @@ def test_the_session_address_and_the_ports_can_be_fixed(script: Any) -> None:
     path = script("import sys\nsys.exit(0)")
     cluster = run(path, session_address=f"127.0.0.1:{port}", worker_ports=(42_000, 42_100)).cluster
     ports = [event.data["ports"] for event in muster.open_run(cluster.run_id).events() if event.kind == "worker_ready"]
-    assert len(ports) == len(cluster.status)
+    assert len(ports) == len(cluster.workers)
     assert all(42_000 <= port <= 42_100 for of_a_worker in ports for port in of_a_worker)
 
 

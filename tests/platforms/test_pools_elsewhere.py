@@ -61,7 +61,7 @@ def told(pool: Pool, **options: Any) -> list[dict[str, Any]]:
 
 def trains_twice(pool: Pool) -> list[dict[str, Any]]:
     """Run the script, edit the project, and run it again: on the same workers, by other agents."""
-    held = handles_of(pool._location._cluster.status)  # type: ignore[attr-defined]
+    held = handles_of(pool._location._cluster.workers)  # type: ignore[attr-defined]
     first = told(pool)
     Path("helper.py").write_text("VALUE = 'second'\n")
     second = told(pool)
@@ -69,7 +69,7 @@ def trains_twice(pool: Pool) -> list[dict[str, Any]]:
         assert [seen[key] for seen in first] == [seen[key] for seen in second]
     assert [seen["helper"] for seen in (*first, *second)] == ["first"] * len(first) + ["second"] * len(second)
     assert first != second
-    assert handles_of(pool._location._cluster.status) == held  # type: ignore[attr-defined]
+    assert handles_of(pool._location._cluster.workers) == held  # type: ignore[attr-defined]
     return first
 
 

@@ -62,15 +62,16 @@ def finish(platform: ScriptedPlatform) -> None:
 
 def test_from_start_to_end(made: Cluster, platform: ScriptedPlatform) -> None:
     assert "not started" in repr(made)
-    assert made.status == []
+    assert (made.status, made.workers) == ("not started", [])
     assert made.cluster_spec == {}
     assert "<scratch>" in made.command
     told: list[Event] = []
     with made as cluster:
         forget = cluster.subscribe(told.append)
         assert cluster.is_running
+        assert cluster.status == "running"
         assert "running" in repr(cluster)
-        assert [str(worker.status) for worker in cluster.status] == ["running", "running"]
+        assert [str(worker.status) for worker in cluster.workers] == ["running", "running"]
         assert cluster.stacks() == {
             "rank 0 (worker-0)": "stack of worker-0", "rank 1 (worker-1)": "stack of worker-1",
         }  # fmt: skip
@@ -84,7 +85,7 @@ def test_from_start_to_end(made: Cluster, platform: ScriptedPlatform) -> None:
         assert set(cluster.plan.processes) == {"worker-0", "worker-1"}
         finish(platform)
         result = cluster.wait()
-    assert result.status == "succeeded"
+    assert (result.status, cluster.status) == ("succeeded", "succeeded")
     assert result.exit_codes == {"rank 0": 0, "rank 1": 0}
     assert not cluster.is_running
     assert cluster.stacks() == {}

@@ -132,7 +132,7 @@ def test_an_agent_that_is_killed_is_named(workbench_session: WorkbenchSession, t
 @pytest.mark.slow
 def test_a_worker_that_somebody_else_stops_is_named(workbench_session: WorkbenchSession, tmp_path: Path) -> None:
     cluster = start_sleeping(tmp_path)
-    WorkbenchPlatform().stop([cluster.status[1].id])
+    WorkbenchPlatform().stop([cluster.workers[1].id])
     with pytest.raises(WorkerLost, match="worker-1 was taken away: the platform says it has stopped"):
         cluster.wait(30)
     assert_nothing_left(workbench_session)
@@ -143,7 +143,7 @@ def test_a_worker_that_somebody_else_stops_is_replaced(
     workbench_session: WorkbenchSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    recovers(lambda running: WorkbenchPlatform().stop([running.status[1].id]), platform="workbench")
+    recovers(lambda running: WorkbenchPlatform().stop([running.workers[1].id]), platform="workbench")
     assert_nothing_left(workbench_session)
 
 

@@ -343,7 +343,13 @@ class Cluster:
         return result
 
     @property
-    def status(self) -> Workers:
+    def status(self) -> str:
+        """``not started``, ``running``, ``succeeded``, ``failed`` or ``stopped``."""
+        outcome = self._execution.outcome
+        return outcome.status if outcome else "running" if self.run_id else "not started"
+
+    @property
+    def workers(self) -> Workers:
         """The workers as they are now, in launch order; shown as a table."""
         orchestrator = self._execution.orchestrator
         return Workers(orchestrator.state.workers.values() if orchestrator else ())
@@ -489,12 +495,10 @@ class Cluster:
         return functools.partial(self._observers.drop, observer)
 
     def __repr__(self) -> str:
-        outcome = self._execution.outcome
-        state = outcome.status if outcome else "running" if self.run_id else "not started"
         if isinstance(self._wanted, RunRequest):
-            return f"<Cluster: {state}>"  # showing it must not look for files, or fail
+            return f"<Cluster: {self.status}>"  # showing it must not look for files, or fail
         job, strategy, members = self._wanted.job, self._wanted.strategy, self._wanted.members
-        return f"<Cluster {self.run_id or job.name}: {strategy.name}, {len(members)} workers, {state}>"
+        return f"<Cluster {self.run_id or job.name}: {strategy.name}, {len(members)} workers, {self.status}>"
 
     # -- waiting on the calling thread --------------------------------------------------------------------------------
 

@@ -167,7 +167,7 @@ class PoolElsewhere(PoolLocation):
         self._start_timer()
 
     def _workers(self) -> Sequence[Worker] | None:
-        return self._cluster.status if self._cluster.is_running else None
+        return self._cluster.workers if self._cluster.is_running else None
 
     @property
     def why_closed(self) -> str | None:
