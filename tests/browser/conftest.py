@@ -98,6 +98,9 @@ def page(browser: Browser, kept_pages: list[Page], request: pytest.FixtureReques
             failures.append(str(error))
 
     def on_dialog(dialog: Dialog) -> None:
+        if dialog.type == "beforeunload":  # a page is left though a run has drawn in the notebook since it was saved
+            dialog.accept()
+            return
         failures.append(f"alert: {dialog.message}")
         dialog.dismiss()
 
