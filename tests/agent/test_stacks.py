@@ -94,7 +94,28 @@ def test_text_of_any_bytes_and_any_length_fits_into_a_message(worker: Launched) 
     assert worker.session.wait_for("exited")["exit_code"] == 0
 
 
-@pytest.mark.parametrize("program", ["sleep 600", "trap 'echo asked; exit 3' USR1; while :; do sleep 0.1; done"])
+CATCHES = "trap 'echo asked; exit 3' USR1; while :; do sleep 0.1; done"
+
+
+def test_a_process_that_becomes_another_program_after_it_was_asked_is_left_alone(worker: Launched) -> None:  # noqa: F811
+    pid = run_program(
+        worker,
+        f"""
+        import ctypes, os, sys
+        sys.setswitchinterval(100)  # so that no other thread gets the interpreter's lock
+        print("up", flush=True)
+        ctypes.PyDLL(None).usleep(300_000)
+        os.execv("/bin/sh", ["sh", "-c", {CATCHES!r}])
+        """,
+    )
+    worker.send("stacks")
+    assert "has become another program" in worker.session.wait_for("stacks")["text"]
+    assert "runner.py" not in command_line(pid)
+    worker.session.listen(0.5)
+    assert not is_gone(pid)
+
+
+@pytest.mark.parametrize("program", ["sleep 600", CATCHES])
 def test_a_process_that_has_become_another_program_is_left_alone(worker: Launched, program: str) -> None:  # noqa: F811
     pid = run_program(
         worker,

@@ -69,21 +69,32 @@ def _ask(loop: Loop, pid: int, path: str, on_stacks: "OnStacks") -> None:
             on_stacks([pid], _read(path, before))
         elif checks_left > 1:
             loop.call_later(DELAY / CHECKS, lambda: check(checks_left - 1))
+        elif not _reaches(path):  # it has become another program since, which may catch the signal as well
+            on_stacks([pid], REPLACED.format(pid))
         elif linux.catches(pid, signal.SIGUSR1):
             linux.kill(pid, signal.SIGUSR1)
             loop.call_later(DELAY, lambda: on_stacks([pid], _read(path, before) or SILENT.format(pid)))
         else:
             on_stacks([pid], SILENT.format(pid))
 
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as question:
-            question.setblocking(False)
-            with contextlib.suppress(BlockingIOError):  # it has not even read earlier questions
-                question.sendto(b"?", path + ".sock")
-    except OSError:  # the process with that socket is gone
-        on_stacks([pid], REPLACED.format(pid))
-    else:
+    if _reaches(path, b"?"):
         loop.call_later(DELAY / CHECKS, lambda: check(CHECKS))
+    else:
+        on_stacks([pid], REPLACED.format(pid))
+
+
+def _reaches(path: str, question: bytes = b"") -> bool:
+    """Return whether the socket beside a file of stacks is still open, after sending a question there, if any."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
+            connection.setblocking(False)
+            connection.connect(path + ".sock")
+            if question:
+                with contextlib.suppress(BlockingIOError):  # it has not even read earlier questions
+                    connection.send(question)
+    except OSError:
+        return False
+    return True
 
 
 def _size(path: str) -> int:
