@@ -14,23 +14,18 @@ from muster.dashboard.html_page import html_page
 from muster.dashboard.live import LiveState
 from muster.dashboard.snapshot import to_html
 from muster.records.folders import make_run_folder
-from muster.records.journal import Journal
 from muster.records.runs import Run
 from muster.records.sessions import this_session
 from playwright.sync_api import Browser, Page, expect
 
-from tests.dashboard.scenes import START, at, failing, starting, training, view_of
+from tests.dashboard.scenes import START, at, failing, record, starting, training, view_of
 from tests.dashboard.test_attempts import FIRST, TITLES, again
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
 
 
 def recorded(events: list[Any]) -> Run:
-    run = Run(make_run_folder("mnist"))
-    journal = Journal(run.run_dir / "events.jsonl")
-    for event in events:
-        journal(event)
-    journal.close()
+    run = record(events)
     for worker in {event.worker for event in events if event.worker}:
         (run.run_dir / "logs" / f"{worker}.log").write_text(f"{HOSTILE}\n" + "".join(f"step {n}\n" for n in range(200)))
     return run
