@@ -84,7 +84,9 @@ def _readable(covers: Path) -> list[str]:
 def left_of_user() -> list[str]:
     """Return the user's processes, and its files in the folders for temporary ones, but for the cache of projects."""
     processes = [
-        f"process {process.name()}" for process in psutil.process_iter(["uids"]) if process.info["uids"].real == UID
+        f"process {process.info['name']}"  # which is asked for with the rest, as it may end at any moment
+        for process in psutil.process_iter(["name", "uids"])
+        if process.info["uids"].real == UID
     ]
     return [
         *processes,
@@ -92,6 +94,14 @@ def left_of_user() -> list[str]:
             str(path)
             for place in PLACES
             for path in Path(place).iterdir()
-            if path.lstat().st_uid == UID and path.name != f"muster-projects-{UID}"
+            if _owner_of(path) == UID and path.name != f"muster-projects-{UID}"
         ),
     ]
+
+
+def _owner_of(path: Path) -> int | None:
+    """Return the id of a file's owner; None if it has just been removed, as those of other tests may be."""
+    try:
+        return path.lstat().st_uid
+    except FileNotFoundError:
+        return None
