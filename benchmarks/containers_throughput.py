@@ -36,7 +36,7 @@ BENCHMARKS, SDK = SCRIPT.parent, Path(muster.__file__).parents[1]
 def measure(quick: bool) -> list[Figure]:
     """Measure short runs by Muster and by a bare horovodrun, by turns, on each engine."""
     options = ("--steps", str(10 if quick else STEPS), "--epochs", str(2 if quick else 6))
-    return [on(engine, 1 if quick else 8, *options) for engine in engines()]
+    return [on(engine, 1 if quick else 12, *options) for engine in engines()]
 
 
 def on(engine: ContainerEngine, rounds: int, *options: str) -> Figure:
