@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +26,22 @@ def described(contents: dict[str, bytes]) -> list[Any]:
     ]
 
 
+def copy_of(folder: Path, listing: Any, number: int, cache: Cache | None) -> ProjectCopy:
+    """Return a worker's side of one folder."""
+    lists = folder.with_name("lists")
+    lists.mkdir(exist_ok=True)
+    (lists / f"{number}.list").write_text(json.dumps(listing))
+    return ProjectCopy(wire.Sync(number, "project", "scratch", f"{number}.list"), str(folder), str(lists), cache)
+
+
 class Sender:
     """The session's side of one folder."""
 
     def __init__(self, folder: Path, listing: Any, number: int = 1, cache: Cache | None = None) -> None:
         self.folder = folder
-        lists = folder.with_name("lists")
-        lists.mkdir(exist_ok=True)
-        (lists / f"{number}.list").write_text(json.dumps(listing))
-        order = wire.Sync(number, "project", "scratch", f"{number}.list")
         self.answers: list[Any] = []
         self.number = number
-        self.copy = ProjectCopy(order, str(folder), str(lists), cache)
+        self.copy = copy_of(folder, listing, number, cache)
         while self.copy.hash_slice():
             pass
         self.copy.begin(self.answer)
@@ -183,3 +188,23 @@ def test_nothing_leads_out_of_the_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "evil").exists()
     Sender(tmp_path / "project", described({"out": b""}), 3)
     assert not (tmp_path / "project" / "out").is_symlink(), "it is replaced, and not followed"
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["as it comes", "from the cache"])
+def test_a_disk_without_room_for_all_copies_of_a_file_is_told_with_that_copy(
+    tmp_path: Path, small_disk: Callable[[int], Path], is_kept: bool
+) -> None:
+    cache = Cache(str(tmp_path / "cache"))
+    contents = dict.fromkeys(("first", "second"), os.urandom(50_000))
+    if is_kept:
+        Sender(tmp_path / "before", described(contents), cache=cache).send(contents)
+    disk = small_disk(80)
+    copy = copy_of(disk / "project", described(contents), 2, cache)
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        while copy.hash_slice():
+            pass
+        copy.begin(lambda *_, **__: None)
+        copy.write(wire.Chunk(2, 0, contents["first"]), lambda *_, **__: None)
+    copy.close()
+    assert raised.value.filename == str(disk / "project" / "second")
+    assert below(disk / "project") == {"first": contents["first"]}

@@ -172,11 +172,11 @@ class ProjectCopy:
             raise OSError(errno.EIO, "it has changed while it was sent", first.path)
         os.fchmod(self._file, first.mode)
         os.rename(self._part(name), name, src_dir_fd=folder, dst_dir_fd=folder)
-        self._missing.pop()
         if self._cache is not None:
             self._cache.keep(sha256, self._file, first.size)
         for entry in others:
             self._copy(self._file, entry)
+        self._missing.pop()
         os.close(self._file)
         self._file = -1
 
@@ -229,6 +229,9 @@ class ProjectCopy:
                 os.unlink(part, dir_fd=folder)
                 return False
             os.fchmod(target, entry.mode)
+        except OSError as error:  # as of a full disk, which does not say of which file
+            os.unlink(part, dir_fd=folder)
+            raise OSError(error.errno, error.strerror, os.path.join(self._root, entry.path)) from error
         finally:
             os.close(target)
         os.rename(part, name, src_dir_fd=folder, dst_dir_fd=folder)
