@@ -413,6 +413,36 @@ def test_an_agent_does_not_speak_for_another_workers_rank(told: Told, are_ordere
     assert told.state.metrics == LOSS
 
 
+@pytest.mark.parametrize("comes_first", [True, False])
+@pytest.mark.parametrize(
+    ("ranks", "are_ordered", "own", "lies"),
+    [
+        ({0: "worker-0"}, True, 0, [5, None]),
+        ({0: "worker-0"}, False, 0, [5, None]),
+        ({}, True, None, [0, 5]),
+    ],
+    ids=["ranks", "ranks of a launcher", "servers"],
+)
+def test_processes_that_nobody_has_asked_for_do_not_keep_a_worker_going(
+    told: Told,
+    ranks: dict[int, str],
+    are_ordered: bool,
+    own: int | None,
+    lies: list[int | None],
+    comes_first: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told.hear(HELLO)
+    if comes_first:
+        told.hear(*(wire.Started(8, rank) for rank in lies))
+    told.call(lambda: told.state.processes.place(ranks, are_ordered=are_ordered))
+    told.hear(wire.Started(7, own), *(wire.Started(8, rank) for rank in lies), wire.Exited(7, own, 0))
+    assert told.state.workers["worker-0"].status is Status.SUCCEEDED
+    assert told.state.processes.is_over("worker-0")
+    assert not told.state.processes.run_on("worker-0")
+    assert len(caplog.records) == 1
+
+
 def test_a_launcher_may_place_ranks_otherwise_than_planned(told: Told) -> None:
     told.call(lambda: told.state.processes.place({0: "worker-1", 1: "worker-0"}, are_ordered=False))
     told.hear(*RUNS, wire.Progress(0, 1, metrics=LOSS), wire.Exited(7, 0, 3))

@@ -112,7 +112,7 @@ class RunProcesses:
         self.ranks, self._are_ranks_ordered = ranks, are_ordered
         self._expected = Counter(ranks.values())
         for worker, processes in self._of.items():
-            for rank in [rank for rank in processes if self.is_anothers(worker, rank)]:
+            for rank in [rank for rank in processes if not self.is_expected(worker, rank)]:
                 del processes[rank]
 
     def owner_of(self, name: str) -> str | None:
@@ -132,11 +132,18 @@ class RunProcesses:
         """Return whether a worker has started a rank, as its agent must have before it reports of it."""
         return rank is None or rank in self._of[worker]
 
-    def is_anothers(self, worker: str, rank: int | None) -> bool:
-        """Return whether a rank belongs to another worker, as far as is known: an agent must not report for it."""
-        if rank is None or self.ranks.get(rank, worker) == worker:
+    def is_expected(self, worker: str, rank: int | None) -> bool:
+        """Return whether a worker is to run this process, as far as is planned: its agent must not tell of any other.
+
+        What an agent makes up would never end, and keep the run going. Before there is a plan, all are expected.
+        """
+        if rank is None:
+            return not self.ranks
+        if not self.ranks:
+            return not self._are_ranks_ordered
+        if rank not in self.ranks:
             return False
-        return self._are_ranks_ordered or self._rank_on.get(rank, worker) != worker
+        return self.ranks[rank] == worker or not (self._are_ranks_ordered or self._rank_on.get(rank, worker) != worker)
 
     def add(self, worker: str, rank: int | None, pid: int) -> None:
         """Record that a process has been started."""

@@ -323,10 +323,10 @@ class RunState:
         self.members[worker] = replace(member, clock_offset=measured.offset, clock_error=measured.error)
 
     def _on_started(self, worker: str, started: wire.Started) -> None:
-        if not self._bounds.allow_process(worker, started.rank, self.processes.of(worker)):
+        if not self.processes.is_expected(worker, started.rank):
+            self._bounds.doubt(worker, "tells of a process that nobody has asked it for")
             return
-        if self.processes.is_anothers(worker, started.rank):
-            self._bounds.doubt(worker, "tells of a rank that is another worker's")
+        if not self._bounds.allow_process(worker, started.rank, self.processes.of(worker)):
             return
         self.processes.add(worker, started.rank, started.pid)
         if self.ends:
