@@ -141,6 +141,7 @@ UP = "ip link set lo up && ip addr add 192.0.2.1/32 dev lo"
 # Where no program serves names, or where one does that does not know this one yet.
 NAMES = "echo hosts: {} > names; touch hosts; mount --bind names /etc/nsswitch.conf; mount --bind hosts /etc/hosts"
 NAMED = "echo 192.0.2.1 session.test >> /etc/hosts"
+FIREWALL = "iptables --append INPUT --protocol tcp --jump REJECT"
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="only root can make a network")
@@ -151,6 +152,10 @@ NAMED = "echo 192.0.2.1 session.test >> /etc/hosts"
         ("192.0.2.1", "ip route add unreachable 192.0.2.0/24 metric 9", UP, "EHOSTUNREACH"),
         ("session.test", NAMES.format("files dns"), f"{UP} && {NAMED}", str(socket.EAI_AGAIN)),
         ("session.test", NAMES.format("files"), f"{UP} && {NAMED}", str(socket.EAI_NONAME)),
+        pytest.param(
+            *("192.0.2.1", f"{UP} && {FIREWALL}", f"sleep {link.REFUSED_SECONDS} && iptables --flush", "ECONNREFUSED"),
+            marks=pytest.mark.skipif(not shutil.which("iptables"), reason="iptables is not installed"),
+        ),
     ],
 )
 def test_a_network_that_is_about_to_be_ready_is_waited_for(

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 DIAL_TIMEOUT = 20  # seconds for connecting and for each step of the TLS handshake
 AGAIN_SECONDS = 10.0  # for which the session is dialled again at first, where what is in the way may pass
-REFUSED_SECONDS = 1.0  # for which it is dialled again at first, where nobody listens: it may be about to
+REFUSED_SECONDS = 1.0  # the same where nobody listens on this machine itself: it may be about to
 # Of a network that is not ready yet, or does not know the name yet, as for some seconds after a container's start.
 NOT_READY = (
     errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL, socket.EAI_AGAIN, socket.EAI_NONAME,
 )  # fmt: skip
 HUNG_UP = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+HERE = ("127.0.0.1", "::1", "localhost")
 REDIAL_TIMEOUT = 5.0  # seconds for one more try
 REDIAL_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.0)  # seconds before each try, and the last of them from then on
 OUTPUT_ROOM = 1 << 18  # bytes that may wait to be sent before output is held back
@@ -41,15 +42,17 @@ class Unreachable(OSError):
         super().__init__("it cannot reach the session at {}:{}: {}".format(*address, error))
 
 
-def _seconds_for(error: OSError, has_answered: bool) -> float:
+def _seconds_for(error: OSError, is_here: bool) -> float:
     """Return for how long the session is dialled after an error that may pass; 0 after another.
+
+    On the way to another machine, firewalls and proxies refuse connections until they are set up for a new worker.
 
     Args:
         error: why there is no connection.
-        has_answered: whether there was one before, which the other side ended.
+        is_here: whether it was to this machine, and none was made before that the other side ended.
     """
     if isinstance(error, ConnectionRefusedError):
-        return AGAIN_SECONDS if has_answered else REFUSED_SECONDS
+        return REFUSED_SECONDS if is_here else AGAIN_SECONDS
     return AGAIN_SECONDS if error.errno in NOT_READY else 0.0
 
 
@@ -93,16 +96,16 @@ class Link:
         self._session = session
         address = (session["host"], session["port"])
         began = time.monotonic()
-        has_answered = False
+        is_here = session["host"] in HERE
         while True:
             try:
                 plain = connection_to(address, DIAL_TIMEOUT)
             except OSError as error:
-                if time.monotonic() > began + _seconds_for(error, has_answered):
+                if time.monotonic() > began + _seconds_for(error, is_here):
                     raise Unreachable(address, error) from error
                 time.sleep(REDIAL_PAUSES[0])
                 continue
-            has_answered = True
+            is_here = False
             connection = Connection(self._loop, plain, self._receive, self._lose)
             try:
                 self._family, self._peer = plain.family, plain.getpeername()
