@@ -22,7 +22,7 @@ from docker.errors import APIError
 from muster.agent.owners import is_orphaned, owner
 from muster.agent.places import symbol
 from muster.errors import PlatformUnsupported
-from muster.job import Status, Worker
+from muster.job import EndCause, Status, Worker
 from muster.platforms.agents import outcome_of, told_to_end_at
 from muster.platforms.containers import platform as module
 from muster.platforms.containers import states, worker
@@ -398,3 +398,10 @@ def test_a_container_that_was_killed_after_it_was_told_to_stop_says_how_long_it_
     told = states._unsaid(engine, Worker("muster-run-worker-0", "worker-0"), state, None, 1767323045.0)
     assert "told to stop by somebody (docker stop, at " in told["reason"]
     assert told["reason"].endswith("), and was killed 10 s later, as it had not ended by then.")
+
+
+def test_a_container_that_was_killed_with_its_agent_for_want_of_memory_is_told_as_such() -> None:
+    """As for a file in ``/dev/shm``, which is no process's own: the kernel may choose any of them."""
+    engine: Any = SimpleNamespace(product="Docker")
+    told = states._unsaid(engine, Worker("muster-run-worker-0", "worker-0"), {"ExitCode": 137, "OOMKilled": True}, None)
+    assert (told["cause"], told["reason"]) == (EndCause.MEMORY, "Docker says that it ran out of memory.")

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from muster.job import Status, Worker
+from muster.job import EndCause, Status, Worker
 from muster.platforms.agents import outcome_of, told_to_end_at
 from muster.platforms.containers import worker as containers
 from muster.platforms.containers.engine import Engine
@@ -80,7 +80,8 @@ def _unsaid(
         return {"status": Status.STOPPED}
     if state.get("OOMKilled"):
         reason = f"{engine.product} says that it ran out of memory."
-    elif code == SIGKILL_STATUS and told_at is not None:
+        return {"status": Status.FAILED, "reason": reason, "cause": EndCause.MEMORY}
+    if code == SIGKILL_STATUS and told_at is not None:
         reason = _took_too_long(engine, state, told_at)
     elif code == SIGKILL_STATUS:
         reason = "Its container was killed (SIGKILL): by somebody, or by the system for want of memory."
