@@ -287,6 +287,7 @@ ADVICE = [
     ("TypeError", "what the function returned, of type lock, cannot be sent back: ...", "", "MUSTER_RESULTS"),
     ("OSError", "[Errno 28] No space left on device", "", "make room"),
     ("OSError", "[Errno 122] Disk quota exceeded: '/home/me/x'", "", "make room"),
+    ("OSError", "1048576 requested and 158704 written", "", "make room"),  # NumPy's, of an array
     ("ResourceExhaustedError", "{{function_node}} /ckpt/x.tempstate; No space left on device", "", "make room"),
     ("OSError", "[Errno 98] Address already in use", "  File train.py\n    server.bind(('', 8000))", "bind port 0"),
     ("OSError", "[Errno 98] Address already in use", "    self.socket.bind(self.server_address)", "bind port 0"),

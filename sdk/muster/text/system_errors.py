@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-FULL_DISK = re.compile(r"No space left on device|Disk quota exceeded")  # in what other programs say
+# In what other programs say; the last is NumPy's, whose arrays have been written in part.
+FULL_DISK = re.compile(r"No space left on device|Disk quota exceeded|\d requested and \d+ written")
 OF_USERS = NO_ROOM | {errno.EROFS, errno.EACCES, errno.EPERM}  # of the user's folders, rather than defects
 
 
