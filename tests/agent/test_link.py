@@ -110,8 +110,9 @@ def test_a_session_that_is_about_to_listen_is_dialled_again(loop: Loop, tmp_path
 # A session in namespaces of its own, whose network, or name, becomes ready after a while.
 NOT_READY_YET = """
 import errno, os, socket, subprocess, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from muster.agent import link
+from muster.agent import link, worker
 from muster.agent.loop import Loop
 from muster.pools.listener import server_context
 
@@ -132,9 +133,10 @@ def serve():
 
 thread = threading.Thread(target=serve, daemon=True)
 thread.start()
+address = ThreadPoolExecutor().submit(worker.address_towards, (host, port))
 agent = link.Link(Loop(), print, print)
 agent.dial({"host": host, "port": port, "certificate": certificate})
-print(agent.is_open)
+print(agent.is_open, address.result())
 thread.join()
 """
 UP = "ip link set lo up && ip addr add 192.0.2.1/32 dev lo"
@@ -164,7 +166,7 @@ def test_a_network_that_is_about_to_be_ready_is_waited_for(
     """As of a container that has just been started."""
     command = ["unshare", "--net", "--mount", sys.executable, "-c", NOT_READY_YET, str(tmp_path), host, before, after]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (result.stdout.split(), result.stderr) == ([error, "True"], "")
+    assert (result.stdout.split(), result.stderr) == ([error, "True", "192.0.2.1"], "")
 
 
 @pytest.mark.parametrize(

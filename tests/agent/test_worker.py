@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class Engines:
         self._run = run
         self.processes: list[subprocess.Popen[str]] = []
 
-    def start(self, spec: WorkerSpec, write_config: bool = True) -> subprocess.Popen[str]:
+    def start(self, spec: WorkerSpec, write_config: bool = True, address: str = ADDRESS) -> subprocess.Popen[str]:
         """Start the engine of a worker."""
         if write_config:
             agent_files.write_config(spec)
@@ -50,7 +51,7 @@ class Engines:
         engine = subprocess.Popen(
             [sys.executable, "-I", "-"],
             env=environment(
-                CDSW_IP_ADDRESS=ADDRESS,
+                CDSW_IP_ADDRESS=address,
                 CDSW_ENGINE_ID="engine-7",
                 CDSW_MASTER_ID="session",
                 TMPDIR=str(self._run.scratch),
@@ -205,6 +206,18 @@ def test_gpus_are_those_that_the_engine_sees(run: Run) -> None:
 
 def test_without_a_platform_that_says_it_the_address_is_that_of_the_route_to_the_session() -> None:
     assert own_address("127.0.0.1") == "127.0.0.1"
+    assert own_address("localhost") == "127.0.0.1"
+
+
+def test_a_worker_that_has_no_way_to_its_session_says_so(engines: Engines, run: Run, stub_session: StubSession) -> None:
+    spec = run.spec(session=replace(stub_session.address, host="255.255.255.255"))  # to which there are no connections
+    assert ended(engines.start(spec, address=""))[0] == 1
+    assert agent_files.outcome(spec)["reason"].startswith("Its agent failed: it cannot reach the session at 255.")
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
+def test_that_address_is_of_ipv6_where_the_session_has_one() -> None:
+    assert own_address("::1") == "::1"
 
 
 def test_interfaces_are_known_by_their_addresses() -> None:

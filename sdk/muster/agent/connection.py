@@ -1,6 +1,5 @@
 """One TLS connection of an agent to its session, which never blocks."""
 
-import contextlib
 import os
 import socket
 import ssl
@@ -33,10 +32,15 @@ def trouble_with(session: "dict[str, Any]", seconds: float) -> str:
 
 def connection_to(address: "tuple[str, int]", seconds: float) -> socket.socket:
     """Return a connection to a host and port. Raises OSError."""
-    host = address[0]  # type: Any
-    with contextlib.suppress(UnicodeEncodeError):
-        host = host.encode("ascii")  # for text Python would import what encodes names that are not ASCII
-    return socket.create_connection((host, address[1]), seconds)
+    return socket.create_connection((encoded(address[0]), address[1]), seconds)
+
+
+def encoded(host: str) -> "Any":
+    """Return the name of a host as bytes if it is ASCII: for text Python would import what encodes other names."""
+    try:
+        return host.encode("ascii")
+    except UnicodeEncodeError:
+        return host
 
 
 def _pinned(certificate: str) -> ssl.SSLContext:

@@ -10,8 +10,11 @@ import os
 import signal
 import socket
 import sys
+import time
 
 from . import agent, frames, linux
+from .connection import encoded
+from .link import AGAIN_SECONDS, NOT_READY, REDIAL_PAUSES, Unreachable
 from .places import settle
 from .removal import lock, remove_folder
 
@@ -38,7 +41,12 @@ def main(path: str) -> None:
     if lack:
         os.write(news, frames.encode("worker", status="failed", reason=lack))
         sys.exit(1)
-    outcome = agent.main(complete(config, dict(os.environ), folder), news)
+    try:
+        config = complete(config, dict(os.environ), folder)
+    except Unreachable as error:
+        os.write(news, frames.encode("worker", status="failed", reason="Its agent failed: {}.".format(error)))
+        sys.exit(1)
+    outcome = agent.main(config, news)
     if os.getppid() != parent and is_own:  # otherwise the parent, which unpacked it, removes it
         remove_folder(folder)
     sys.exit(0 if outcome["status"] in ("succeeded", "stopped") else 1)
@@ -82,6 +90,9 @@ def complete(config: "dict[str, Any]", environ: "dict[str, str]", folder: str) -
             the platform's ``own`` variables begin with.
         environ: the worker's environment.
         folder: a folder that is removed with the worker.
+
+    Raises:
+        Unreachable: it has no way to the session.
     """
     sshd = None
     if config["ssh"]:
@@ -91,10 +102,11 @@ def complete(config: "dict[str, Any]", environ: "dict[str, str]", folder: str) -
     config = settle(config, folder)
     names = config["variables"]
     devices = environ.get("CUDA_VISIBLE_DEVICES") or ",".join(str(number) for number in range(config["gpu"]))
-    session = environ.get(names["session"]) or (config["session"] or {}).get("host", "127.0.0.1")
+    known = config["session"] or {"host": "127.0.0.1", "port": 0}
+    session = (environ.get(names["session"]) or known["host"], known["port"])
     return dict(
         config,
-        address=environ.get(names["address"]) or own_address(session),
+        address=environ.get(names["address"]) or address_towards(session),
         may_move=False,
         hidden=[],
         cores=[],
@@ -107,8 +119,25 @@ def complete(config: "dict[str, Any]", environ: "dict[str, str]", folder: str) -
     )
 
 
+def address_towards(session: "tuple[str, int]") -> str:
+    """Return the address from which this machine connects to the session, once its network is ready.
+
+    Raises:
+        Unreachable: it is not ready in time.
+    """
+    began = time.monotonic()
+    while True:
+        try:
+            return own_address(session[0])
+        except OSError as error:
+            if error.errno not in NOT_READY or time.monotonic() > began + AGAIN_SECONDS:
+                raise Unreachable(session, error) from error
+        time.sleep(REDIAL_PAUSES[0])
+
+
 def own_address(other: str) -> str:
-    """Return the address from which this machine connects to ``other``."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((other, 9))  # sends nothing; the kernel only chooses a route
+    """Return the address from which this machine connects to ``other``. Raises OSError."""
+    family, _, _, _, address = socket.getaddrinfo(encoded(other), 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing; the kernel only chooses a route
         return str(probe.getsockname()[0])
