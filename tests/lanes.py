@@ -2,7 +2,7 @@
 
 Most tests mainly wait, so that several can share a core. A test that is marked ``alone`` measures a time, or looks at
 the whole machine: no other runs beside it. These come first, one after the other in one process, so that the others
-wait for them only once. All tests of a file run in one process, one after the other, so that they share its fixtures.
+wait for them only once. All tests of a group, such as a file, run in one process, so that they share its fixtures.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ WITH_TESTS_ALONE = (
     "tests/training/test_network.py",
     "tests/workbench/test_faults.py",
 )
-# Files of the same group run in one process: they share an engine or a cluster, and look after each test for what
-# containers leave on the whole machine. Two Podmans must not run at once: each chooses the names of bridges by those
-# that it sees, but of Muster's own networks, and two would choose the same.
+# Files of the same group run in one process: they share an engine or a cluster. Two Podmans must not run at once: each
+# chooses the names of bridges by those that it sees, but of Muster's own networks, and two would choose the same. Of
+# files with containers, those of other platforms run in other processes (``group_of``).
 SHARED = {
     "tests/checkup/test_doctor_anywhere.py": "containers",
     "tests/platforms/test_contract.py": "containers",
@@ -72,6 +72,8 @@ SHARED = {
 OF_CONTAINERS = re.compile(r"tests/platforms/test_containers\w*\.py")
 # A parameter that has a test run elsewhere; all tests of a platform share its engine.
 ON_A_PLATFORM = re.compile(r"\bon (hosts|containers|slurm|kubernetes)\b")
+# In a file with containers, a test of another platform: by its name or its parameter.
+NOT_IN_CONTAINERS = re.compile(r"(?:\[|_on_|_of_)(?:a_)?(host|slurm|kubernetes)s?(?:_|\b)")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -103,19 +105,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """Return a scheduler that gives whole files to processes, in order, and those that share something to one."""
+    """Return a scheduler that gives whole groups to processes, in order."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    class ByGroup(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
         def _split_scope(self, nodeid: str) -> str:
-            file, _, test = nodeid.partition("::")
-            platform = ON_A_PLATFORM.search(test)
-            if platform:
-                return platform[1]
-            return "containers" if OF_CONTAINERS.fullmatch(file) else SHARED.get(file, file)
+            return group_of(nodeid)
 
     config.option.loadscopereorder = False
-    return ByFile(config, log)
+    return ByGroup(config, log)
+
+
+def group_of(nodeid: str) -> str:
+    """Return the name of a test's group, all of which run in one process."""
+    file, _, test = nodeid.partition("::")
+    group = "containers" if OF_CONTAINERS.fullmatch(file) else SHARED.get(file, file)
+    if platform := ON_A_PLATFORM.search(test):
+        return platform[1]
+    if group == "containers" and (platform := NOT_IN_CONTAINERS.search(test)):
+        group = "hosts" if platform[1] == "host" else platform[1]
+    return group
 
 
 def _is_alone(item: pytest.Item) -> bool:
