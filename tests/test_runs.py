@@ -30,6 +30,7 @@ from muster.dashboard import follow as follow_module
 from muster.dashboard.repeat import repeat_command
 from muster.errors import JobError, MusterError, RunLost, RunNotFound, RunUnreachable, ScriptFailed, StillRunning
 from muster.events import Event
+from muster.job import Status
 from muster.records import folders, lookup, runs, sessions
 from muster.records import record as record_module
 from muster.text import reading
@@ -212,7 +213,10 @@ class TestStatus:
 class TestRun:
     def test_says_what_was_run(self, succeeded: runs.Run) -> None:
         assert (succeeded.name, succeeded.status, succeeded.strategy) == ("train", "succeeded", "plain")
-        assert succeeded.workers == ["worker-0", "worker-1"]
+        assert succeeded.worker_names == ["worker-0", "worker-1"]
+        assert [(worker.name, worker.status) for worker in succeeded.workers] == [
+            ("worker-0", Status.SUCCEEDED), ("worker-1", Status.SUCCEEDED)
+        ]  # fmt: skip
         assert succeeded.result is not None
         assert succeeded.result["metrics"]["test_accuracy"] == 0.97
         assert succeeded.plan is not None
@@ -264,6 +268,43 @@ class TestRun:
         (run.run_dir / "logs" / "worker-0.log").write_bytes(b"\xac new\n")
 
         assert run.logs("worker-0") == "old\n€ new\n"
+
+    def test_of_logs_that_are_too_large_only_the_ends_are_returned(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        run = make("verbose")
+        logs = run.run_dir / "logs"
+        (logs / "worker-0.log.1").write_text("older\n" * 1000)
+        (logs / "worker-0.log").write_text("newer\n" * 10)
+        (logs / "worker-1.log").write_text("short\n")
+        monkeypatch.setattr(record_module, "LOGS_BYTES", 120)
+
+        said = f"[muster] {{}} bytes before this are left out: {logs / 'worker-0.log.1'}\n"
+        assert run.logs("worker-0") == said.format(5940) + "older\n" * 10 + "newer\n" * 10
+        assert run.logs() == "--- worker-0\n" + said.format(6000) + "newer\n" * 10 + "--- worker-1\nshort\n"
+
+    def test_has_its_workers_as_they_were_in_the_last_attempt(self) -> None:
+        run = make("again", result={"status": "failed"})
+        states: list[tuple[str, dict[str, Any]]] = [
+            ("worker-0", {"status": "scheduling", "reason": "the queue is long"}),
+            ("worker-1", {"status": "scheduling"}),
+            ("../worker", {"status": "running"}),
+            ("worker-0", {"status": "running", "address": "10.0.0.1"}),
+            ("worker-1", {"status": "failed", "exit_code": 3}),
+            ("worker-1", {"status": "scheduling"}),
+            ("worker-1", {"status": "running", "address": "10.0.0.2"}),
+            ("worker-1", {"status": "on the moon"}),
+            ("worker-0", {"status": "failed", "signal": 9, "reason": "it was lost"}),
+        ]
+        with (run.run_dir / "events.jsonl").open("a") as file:
+            for worker, state in states:
+                file.write(Event("worker_state", worker, state, 7.0).to_json() + "\n")
+
+        assert repr(run.workers).splitlines() == [
+            "worker    status   address",
+            "worker-0  failed   10.0.0.1  it was lost",
+            "worker-1  stopped  10.0.0.2",
+        ]
+        (run.run_dir / "result.json").unlink()
+        assert [worker.status for worker in run.workers] == [Status.FAILED, Status.FAILED], "its session is gone"
 
     @pytest.mark.parametrize("name", ["worker-7", "../events", ""])
     def test_log_of_no_worker(self, name: str, succeeded: runs.Run) -> None:
@@ -659,7 +700,7 @@ def test_a_crafted_record_leads_to_no_file_outside_the_run_and_to_no_terminal(tm
     )
     (run.run_dir / "logs" / "worker-0.log").write_text("said \x1b]0;title\x07this\n")
 
-    assert run.workers == ["worker-0"]
+    assert run.worker_names == ["worker-0"]
     for name in ("../../secret", "rank-0", "rank-1"):
         with pytest.raises(RunNotFound):
             run.logs(name)
@@ -668,7 +709,7 @@ def test_a_crafted_record_leads_to_no_file_outside_the_run_and_to_no_terminal(tm
     assert "\x1b" not in run.explain()
     for broken in ({"processes": 7, "ranks": []}, {"processes": ["../x"]}):
         folders.write_json(run.run_dir / "plan.json", broken)
-        assert run.workers == ["worker-0"]
+        assert run.worker_names == ["worker-0"]
 
 
 ODD_PARTS: list[tuple[str, Any]] = [
@@ -777,7 +818,7 @@ def test_no_name_of_a_log_steers_a_terminal() -> None:
     run = make("crafted")
     for name in ("worker-0", "\x1b[31mred", "\u202ered", "\x9bred"):
         (run.run_dir / "logs" / f"{name}.log").write_text("said this\n")
-    assert run.workers == ["worker-0"]
+    assert run.worker_names == ["worker-0"]
     assert "red" not in CliRunner().invoke(main, ["logs", run.run_id]).output
 
 

@@ -160,6 +160,7 @@ def test_statuses_only_move_forward_and_end(script: Any) -> None:
         assert statuses == sorted(statuses, key=order.index)
         assert statuses[-1] == "succeeded"
     assert {worker.status for worker in address.cluster.workers} == {Status.SUCCEEDED}
+    assert repr(muster.open_run().workers) == repr(address.cluster.workers)
     heading, first, _ = repr(address.cluster.workers).splitlines()
     assert (heading.split(), first.split()[:2]) == (["worker", "status", "address"], ["worker-0", "succeeded"])
 

@@ -135,7 +135,9 @@ class Scene:
         """Wait until the scripts of these workers (none: of all) have said that they are ready."""
 
         def are_ready() -> bool:
-            logs = [self.recorded.run_dir / "logs" / f"{worker}.log" for worker in workers or self.recorded.workers]
+            logs = [
+                self.recorded.run_dir / "logs" / f"{worker}.log" for worker in workers or self.recorded.worker_names
+            ]
             return bool(logs) and all(log.exists() and b"ready" in log.read_bytes() for log in logs)
 
         eventually(are_ready, "the scripts run", timeout=60)
@@ -190,7 +192,7 @@ class Scene:
         """Kill processes as nearly at once as can be; when that was."""
         pids = [part if isinstance(part, int) else self.pid(part) for part in parts]
         self.remember()
-        assert len(self._seen) >= len(self.recorded.workers), "the run's processes are not found"
+        assert len(self._seen) >= len(self.recorded.worker_names), "the run's processes are not found"
         if len(pids) > 1:
             for pid in pids:
                 os.kill(pid, signal.SIGSTOP)  # none of them may act on the end of another

@@ -31,7 +31,7 @@ def assert_recorded(scene: Scene, error: MusterError) -> None:
     assert recorded.result["error"] == type(error).__name__
     assert recorded.result["worker"] == error.worker
     assert scene.events("run_ended")[0].data["status"] == "failed"
-    assert all("ready" in recorded.logs(worker) for worker in recorded.workers)
+    assert all("ready" in recorded.logs(worker) for worker in recorded.worker_names)
 
 
 @anywhere_and_on_docker

@@ -68,4 +68,4 @@ def test_nothing_is_left_of_a_session_that_is_killed(scene: Scene, cell: str, vi
     assert recorded.result is None
     assert "was lost" in recorded.explain()
     if cell != "connecting":
-        assert all("ready" in recorded.logs(worker) for worker in recorded.workers)
+        assert all("ready" in recorded.logs(worker) for worker in recorded.worker_names)

@@ -25,7 +25,7 @@ LINGERS = SHARED.replace('print("ready"', 'import os, sys\nif not os.fork():\n  
 
 def shared_by(scene: Scene) -> list[Path]:
     """The files of all shared memory that the scripts have said they have made."""
-    logs = [(scene.recorded.run_dir / "logs" / f"{worker}.log").read_text() for worker in scene.recorded.workers]
+    logs = [(scene.recorded.run_dir / "logs" / f"{worker}.log").read_text() for worker in scene.recorded.worker_names]
     names = [name for log in logs for made in re.findall(r"^made (.*)", log, re.MULTILINE) for name in made.split()]
     return [Path("/dev/shm", name) for name in names]
 

@@ -50,7 +50,7 @@ def test_a_session_that_is_suspended_keeps_its_workers(scene: Scene, strategy: s
     time.sleep(4)
     os.kill(notebook.process.pid, signal.SIGCONT)
     assert notebook.outcome()["raised"] is None
-    assert all(scene.recorded.logs(worker) == "ready\ndone\n" for worker in scene.recorded.workers)
+    assert all(scene.recorded.logs(worker) == "ready\ndone\n" for worker in scene.recorded.worker_names)
 
 
 @pytest.mark.slow

@@ -152,7 +152,7 @@ def lines_of_runs() -> list[list[str]]:
     """What the ranks of all runs have printed, the oldest run first; all have succeeded."""
     runs = muster.list_runs()[::-1]
     assert {run.status for run in runs} == {"succeeded"}
-    return [[run.logs(worker).rstrip() for worker in run.workers] for run in runs]
+    return [[run.logs(worker).rstrip() for worker in run.worker_names] for run in runs]
 
 
 def test_that_of_hosts(hosts: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

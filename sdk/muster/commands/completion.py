@@ -57,5 +57,5 @@ def workers(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> 
         run = lookup.open_run(ctx.params.get("run") or "last")
     except RunNotFound:
         return []
-    names = [*run.workers, *([LAUNCHER_LOG] if run.log_files(LAUNCHER_LOG) else [])]
+    names = [*run.worker_names, *([LAUNCHER_LOG] if run.log_files(LAUNCHER_LOG) else [])]
     return [name for name in names if name.startswith(incomplete)]

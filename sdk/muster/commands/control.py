@@ -46,7 +46,7 @@ def stacks(run: str, worker: str | None) -> None:
     "last", which is the default. WORKER is a name such as worker-1, a rank such as rank-1, or the number of either.
     """
     opened = naming.under_way(run, "stacks")
-    wanted = opened.member(worker) if worker and opened.workers else worker
+    wanted = opened.member(worker) if worker and opened.worker_names else worker
     found = {name: text for name, text in opened.stacks().items() if wanted is None or _is_of(wanted, name)}
     for name, text in found.items():
         click.echo(f"{clean(name)}:\n{clean(text).rstrip()}\n")

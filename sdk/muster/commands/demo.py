@@ -195,7 +195,7 @@ def files_left(folder: Path) -> list[str]:
 
 def data_of(run: Run) -> str:
     """Return the line that the script printed about its data set: the name, and the numbers of examples."""
-    for worker in run.workers:
+    for worker in run.worker_names:
         said = DATA.search(run.logs(worker))
         if said:
             return said[0]

@@ -103,7 +103,7 @@ def forward(run: str, worker: str, port: str) -> None:
     """
     there, here = _ports(port)
     opened = naming.under_way(run, "forward")
-    worker = opened.worker_of(worker) if opened.workers else worker
+    worker = opened.worker_of(worker) if opened.worker_names else worker
     try:
         listener = socket.create_server((LOOPBACK, here), backlog=MOST_CONNECTIONS)
     except OSError as error:
@@ -126,7 +126,7 @@ def forward(run: str, worker: str, port: str) -> None:
 
 def _member(run: Run, worker: str) -> str:
     """Return the name by which the run's session knows that worker or rank; unchanged while the run has no plan."""
-    return run.member(worker) if run.workers else worker
+    return run.member(worker) if run.worker_names else worker
 
 
 def _ports(text: str) -> tuple[int, int]:

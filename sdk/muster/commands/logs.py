@@ -50,7 +50,7 @@ def logs(run: str, worker: str | None, follow: bool, tail: int | None) -> None:
     is_empty = True
     while True:
         ended = opened.status != "running"  # asked before reading, so that nothing written before the end is missed
-        for name in [worker] if worker else [*opened.workers, LAUNCHER_LOG]:
+        for name in [worker] if worker else [*opened.worker_names, LAUNCHER_LOG]:
             news: Iterable[list[bytes]] = ()
             is_new = name not in tails
             if is_new:

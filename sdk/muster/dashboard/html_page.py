@@ -40,7 +40,7 @@ def html_page(run: Run) -> str:
 
 def _logs(run: Run, view: RunView) -> dict[str, dict[str, Any]]:
     """Return the end of each worker's log, in the form in which it is sent to a live view."""
-    known = set(run.workers)
+    known = set(run.worker_names)
     shown = [worker.name for worker in view.in_order() if worker.name in known][:MAX_LOGS]
     return {name: LogWindow(run.log_path(name)).read() for name in shown}
 

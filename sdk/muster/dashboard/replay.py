@@ -28,7 +28,7 @@ def replay(run: Run) -> RunView:
     view.name = view.name or run.name
     if view.ended is None and run.status != "running":
         fold(view, untold_end(run))
-    known = set(run.workers)
+    known = set(run.worker_names)
     for worker in view.workers.values():
         if worker.name in known:
             lines = run.log_end(worker.name, LOG_LINES)  # events do not record what is printed

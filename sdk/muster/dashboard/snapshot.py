@@ -101,7 +101,7 @@ def _live(view: RunView, remedy: str) -> str:
 
 def _logs(view: RunView, run: Run) -> str:
     """Return the end of each worker's log, folded under a title with the worker's name."""
-    known = set(run.workers)
+    known = set(run.worker_names)
     names = [worker.name for worker in view.in_order() if worker.name in known]
     ends = {name: run.log_end(name, LOG_LINES + 1) for name in names[:MAX_LOGS]}
     logs = [_log(run, name, lines) for name, lines in ends.items() if any(lines)]

@@ -90,7 +90,7 @@ def _cause(record: RunRecord, write: Callable[[str], str]) -> list[str]:
     lines = [f"Cause: {reason}"] if reason else []
     if details:
         lines += ["", str(details).rstrip(), ""]
-    log = worker if worker in record.workers else LAUNCHER_LOG
+    log = worker if worker in record.worker_names else LAUNCHER_LOG
     files = record.log_files(log)
     end = record.log_end(log)
     if end and not details:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from muster.errors import RunNotFound, without_inner_frames
-from muster.events import Event, RunEnded, RunRequested
+from muster.events import Event, RunEnded, RunRequested, WorkerState
+from muster.job import Status, Worker, Workers
 from muster.records.folders import ID_TIME
 from muster.records.result import read_record
 from muster.records.sessions import is_alive, is_out_of_sight
@@ -28,6 +29,7 @@ NUMBER = r"(rank[- ])?(\d+)"  # of a rank; without the word, of a rank or a work
 LAUNCHER_LOG = "launcher"  # the log of the launcher, beside those of the workers
 LOG_END = 15  # lines of a log that explain() shows
 LOG_END_BYTES = 64 * 1024
+LOGS_BYTES = 1 << 28  # that logs() returns at most: thousands of full logs do not fit into the memory of a session
 JOURNAL_END_BYTES = 64 * 1024
 # Without a sign of life after which a run of another machine counts as lost. Sessions give one twice a minute; some
 # network file systems tell it a minute later, and clocks differ.
@@ -114,11 +116,24 @@ class RunRecord:
         return max(0.0, self.last_sign_of_life - self.started_at)
 
     @property
-    def workers(self) -> list[str]:
+    def worker_names(self) -> list[str]:
         """Names of the workers, in launch order as far as that is known. Each is safe to use as a file name."""
         planned = list(filter(is_file_name, self._planned("processes")))
         logged = sorted(path.stem for path in (self.run_dir / "logs").glob("*.log") if path.stem != LAUNCHER_LOG)
         return list(dict.fromkeys([*planned, *filter(is_file_name, logged)]))
+
+    @property
+    def workers(self) -> Workers:
+        """The workers as they were last recorded, in launch order; shown as a table. Their ``id`` is not recorded."""
+        found: dict[str, Worker] = {}
+        for event in self.events():
+            if isinstance(event.data, WorkerState) and is_file_name(event.worker or ""):
+                with contextlib.suppress(ValueError):  # a status of another version
+                    found[event.worker or ""] = _moved(found.get(event.worker or ""), event, event.data)
+        status = self.status
+        if status == "lost":
+            return Workers(worker.moved(Status.FAILED, reason=LOST_REASON) for worker in found.values())
+        return Workers(found.values() if status == "running" else (one.moved(Status.STOPPED) for one in found.values()))
 
     def _planned(self, what: str) -> Mapping[str, Any]:
         found = (self.plan or {}).get(what)
@@ -211,7 +226,7 @@ class RunRecord:
     def worker_of(self, name: str) -> str:
         """Return the worker of that name, or that a rank (``rank-1``) runs on. Raise RunNotFound as ``member`` does."""
         member = self.member(name)
-        return member if member in self.workers else str(self._planned("ranks")[member.removeprefix("rank-")])
+        return member if member in self.worker_names else str(self._planned("ranks")[member.removeprefix("rank-")])
 
     def member(self, name: str) -> str:
         """Return the full name of a worker (``worker-1``) or a rank (``rank-1``), which may be given by number only.
@@ -219,7 +234,7 @@ class RunRecord:
         Raises:
             RunNotFound: the run has none of that name; or the number is that of a rank and of another rank's worker.
         """
-        name, workers, ranks = str(name), self.workers, self._planned("ranks")
+        name, workers, ranks = str(name), self.worker_names, self._planned("ranks")
         if name in workers:
             return name
         numbered = re.fullmatch(NUMBER, name)
@@ -253,15 +268,30 @@ class RunRecord:
     def logs(self, worker: str | None = None) -> Text:
         """Return the output of a worker, a rank (``rank-1``) or the ``launcher``; of all workers by default.
 
+        Of more than 256 MiB only the end is returned, of all workers that of each; a line says what is left out.
         Bytes that are not UTF-8 become U+FFFD.
 
         Raises:
             RunNotFound: the run has no such worker.
         """
-        if worker is None:
-            texts = ((name, self.logs(name)) for name in self.workers)  # one by one: together they may be many GB
-            return Text("".join(f"--- {name}\n{text.rstrip()}\n" for name, text in texts if text.strip()))
-        return Text(b"".join(path.read_bytes() for path in self.log_files(worker)).decode("utf-8", errors="replace"))
+        if worker is not None:
+            return Text(self._end_of_log(worker, LOGS_BYTES))
+        names = self.worker_names
+        texts = ((name, self._end_of_log(name, LOGS_BYTES // len(names))) for name in names)
+        return Text("".join(f"--- {name}\n{text.rstrip()}\n" for name, text in texts if text.strip()))
+
+    def _end_of_log(self, worker: str, most: int) -> str:
+        """Return the last ``most`` bytes of a log, after a line that says how many were before them and where."""
+        files = self.log_files(worker)
+        end, left_out = b"", 0
+        for path in reversed(files):
+            with open_regular(path) as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - (most - len(end))))
+                left_out += file.tell()
+                end = file.read(size - file.tell()) + end
+        before = f"[muster] {left_out} bytes before this are left out: {files[0]}\n" if left_out else ""
+        return before + end.decode("utf-8", errors="replace")
 
     def log_end(self, worker: str, lines: int = LOG_END) -> list[str]:
         """Return the last complete lines that a worker (or ``launcher``) printed. Raise RunNotFound as ``logs``."""
@@ -306,6 +336,19 @@ class RunRecord:
     @property
     def _job(self) -> Mapping[str, Any]:
         return self._request.job
+
+
+def _moved(before: Worker | None, event: Event, state: WorkerState) -> Worker:
+    """Return a worker after an event about its state. Raise ValueError for a status that no worker has."""
+    status = Status(state.status or "")
+    if before is None or status.order < before.status.order:  # launched, perhaps for another attempt
+        before = Worker("", event.worker or "", created_at=event.time)
+    told = {name: value for name, value in vars(state).items() if value is not None}
+    if status is Status.RUNNING:
+        told["running_at"] = event.time
+    if status.is_final:
+        told["finished_at"] = event.time
+    return before.moved(**{**told, "status": status, "reason": state.reason or None})
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
