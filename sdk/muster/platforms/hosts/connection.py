@@ -17,7 +17,7 @@ WHEN_LEFT = ["sh", "-c", 'read -r _; exec "$@"', "sh"]
 TAKE_BACK_SECONDS = 2.0
 
 
-class Connection:
+class HostConnection:
     """The connection of one login.
 
     Args:
@@ -37,7 +37,7 @@ class Connection:
 
     @property
     def is_users(self) -> bool:
-        """Whether it is the user's, which goes on after the login."""
+        """True if it is the user's, which goes on after the login."""
         return self._control is None
 
     @property

@@ -20,7 +20,7 @@ from muster.agent import frames
 from muster.errors import HostUnreachable, LoginRefused, MusterError, PlatformError, PlatformUnsupported
 from muster.platforms.agent_package import packed_agent, with_unpacking
 from muster.platforms.guard_answers import HELLO, checked
-from muster.platforms.hosts.connection import Connection, is_kept_open
+from muster.platforms.hosts.connection import HostConnection, is_kept_open
 from muster.platforms.hosts.failures import host_error
 from muster.runtime import children
 from muster.runtime.forks import in_forked_children
@@ -77,7 +77,7 @@ class Login:
         self._received: list[dict[str, Any]] = []
         self._unanswered = 0  # requests whose answers nobody waits for any more
         self._process: subprocess.Popen[bytes] | None = None
-        self._connection: Connection | None = None
+        self._connection: HostConnection | None = None
         self.heard_at = time.monotonic()
         self.clock_offset = 0.0
 
@@ -95,14 +95,14 @@ class Login:
         if client is None:
             raise PlatformUnsupported("There is no ssh client here.", advice="install openssh-client")
         try:
-            self._open(Connection(client, self.host, self._control), lease, word)
+            self._open(HostConnection(client, self.host, self._control), lease, word)
         except LoginRefused:  # nobody can be asked for a one-time password; the user may have been
             if not is_kept_open(client, self.host):
                 raise
             self._printed = b""
-            self._open(Connection(client, self.host, None), lease, word)
+            self._open(HostConnection(client, self.host, None), lease, word)
 
-    def _open(self, connection: Connection, lease: float, word: str) -> None:
+    def _open(self, connection: HostConnection, lease: float, word: str) -> None:
         self._connection = connection
         options = [word for option in (*OPTIONS, *connection.options) for word in ("-o", option)]
         try:
