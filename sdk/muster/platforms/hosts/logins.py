@@ -40,7 +40,7 @@ class Logins:
         self._folders: list[Path] = []  # for ssh's control sockets: none or one
         self._made: dict[str, Login] = {}
         self._repairs: dict[str, threading.Thread] = {}
-        self.troubles: dict[str, str] = {}  # why a broken login could not be opened again so far, by host
+        self.troubles: dict[str, MusterError] = {}  # why a broken login could not be opened again so far, by host
         weakref.finalize(self, _close_all, self._made, self._folders, os.getpid())
 
     def get(self, host: str) -> Login:
@@ -102,7 +102,7 @@ class Logins:
             self.open([host])
             self.troubles.pop(host, None)
         except MusterError as error:
-            self.troubles[host] = error.message
+            self.troubles[host] = error
             time.sleep(PAUSE)
 
     def close(self) -> None:
