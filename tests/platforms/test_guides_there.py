@@ -238,7 +238,6 @@ def test_that_of_containers(podman_with_training: Podman, tmp_path: Path, monkey
     (cleaned,) = (said for command, said in reader.said.items() if command.startswith("muster clean"))
     assert cleaned.startswith("Removed: localhost/muster-tiny-")
     podman.run("rm", "--all")  # the notebook's
-    podman.run("network", "rm", "training")
     eventually(lambda: podman.left_behind() == [], "nothing is left on the engine", timeout=30)
 
 

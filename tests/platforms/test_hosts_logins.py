@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import socket
 import subprocess
+import sys
+import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +18,10 @@ import muster
 import pytest
 from muster.errors import LoginRefused
 from muster.platforms.hosts.platform import HostsPlatform
+from muster.records import scratch
 
 from tests.platforms.hosts_network import Network
-from tests.support import eventually
+from tests.support import environment, eventually
 
 WHERE = "import os\nprint(os.uname().nodename, os.getuid(), os.path.expanduser('~'))\n"
 
@@ -56,6 +62,27 @@ def test_a_host_behind_another_one(
         far.run(f"iptables -D {deny}")
 
 
+@pytest.mark.parametrize("name", ["busy", "far"])
+def test_a_host_that_takes_no_more_logins_at_once_is_asked_again(hosts: Network, config: Path, name: str) -> None:
+    """As sshds hang up of which more than ten logins are wanted at once, say of all hosts behind one."""
+    busy, far = hosts.hosts["h1"], hosts.hosts["h2"]
+    own = f"Host busy\n    HostName {busy.address}\n    Port 2200\n    HostKeyAlias {busy.address}\n"
+    config.write_text(f"{own}Host far\n    HostName {far.address}\n    ProxyJump busy\n{config.read_text()}")
+    busy.run("sed 's/^MaxStartups .*/MaxStartups 1/' /mnt/sshd/sshd_config > /mnt/sshd/busy_config")
+    busy.run("/usr/sbin/sshd -f /mnt/sshd/busy_config -p 2200 -o PidFile=/mnt/sshd/pid")
+    platform = HostsPlatform(hosts=(name,))
+    try:
+        with socket.create_connection((busy.address, 2200)) as other:
+            assert other.recv(100)  # this login has the only place
+            end = threading.Timer(1, other.shutdown, [socket.SHUT_RDWR])
+            end.start()
+            platform.check()
+            end.join()
+    finally:
+        platform.close()
+        busy.run("kill $(cat /mnt/sshd/pid)")
+
+
 def test_a_key_that_only_an_agent_has(
     hosts: Network, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +100,42 @@ def test_a_key_that_only_an_agent_has(
             assert trained_on("h1", tmp_path, monkeypatch) == "h1 0 /root\n"
         finally:
             agent.terminate()
+
+
+KILLED = """
+import os, signal
+from muster.platforms.hosts.platform import HostsPlatform
+
+platform = HostsPlatform(hosts=("h1:1",), tunnel=True)
+platform.reach()
+print(platform._routes.route("h1", ("127.0.0.1", 9))[1], flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_connection_that_the_user_keeps_open_is_shared_where_no_other_login_is_let_in(
+    hosts: Network, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = hosts.hosts["h1"]
+    config.write_text(f"Host *\n    ControlPath {hosts.folder}/%C\n{config.read_text()}")
+
+    def has_no_ports() -> bool:
+        return not any(line.startswith("port ") for line in host.left_behind())
+
+    subprocess.run(["ssh", "-M", "-f", "-N", "h1"], check=True)
+    host.run("mv /mnt/sshd/authorized_keys /mnt/sshd/others")  # as one that wants another word for each login
+    try:
+        assert trained_on("h1", tmp_path, monkeypatch, tunnel=True) == "h1 0 /root\n"
+        eventually(has_no_ports, "what was forwarded has been taken back")
+        killed = subprocess.run([sys.executable, "-c", KILLED], env=environment(), stdout=subprocess.PIPE)
+        assert killed.returncode == -signal.SIGKILL
+        assert int(killed.stdout)
+        scratch.sweep(Path(tempfile.gettempdir()))  # as the next run does
+        eventually(has_no_ports, "also after a kill -9 of the session")
+        subprocess.run(["ssh", "-O", "check", "h1"], check=True, stderr=subprocess.DEVNULL)
+    finally:
+        host.run("mv /mnt/sshd/others /mnt/sshd/authorized_keys")
+        subprocess.run(["ssh", "-O", "exit", "h1"], check=True, stderr=subprocess.DEVNULL)
 
 
 def test_an_ordinary_user_of_a_host(hosts: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,7 @@ class HostGuard(Guard):
         self._login = OwnLogin()
         self._lease = 0.0
         self._word = ""
+        self._is_users = False  # whether the login's connection is the user's own
         self._is_alone = False  # whether its login has ended
         self._seen_at = 0.0  # when its platform last made a request, perhaps over another login
         self._heard_at = time.monotonic()
@@ -77,15 +78,16 @@ class HostGuard(Guard):
             self._seen_at = time.monotonic()
         return self._answer(message, ("poll", "stop", "log", *(["close"] if is_platform else [])))
 
-    def _do_hello(self, lease: float, word: str, python: str) -> "dict[str, Any]":
+    def _do_hello(self, lease: float, word: str, python: str, is_users: bool = False) -> "dict[str, Any]":
         """Return the host's resources and addresses.
 
         Args:
             lease: seconds that agents go on after they have lost the session.
             word: secret by which the platform identifies itself over another login.
             python: path of the session's interpreter, which may exist here, too.
+            is_users: whether the connection is one that the user keeps open for other purposes as well.
         """
-        self._lease, self._word = lease, word
+        self._lease, self._word, self._is_users = lease, word, is_users
         client, _, server, _ = (os.environ.get("SSH_CONNECTION") or "127.0.0.1 0 127.0.0.1 0").split()
         return {
             "folder": self._folder,
@@ -195,7 +197,8 @@ class HostGuard(Guard):
     def _end_if_silent(self) -> None:
         silent = self._login.silent_seconds()
         if silent > self.longest_silence and not self._is_alone:
-            self._login.end()
+            if not self._is_users:
+                self._login.end()
             self._be_alone(silent)
 
     def _channel_ended(self) -> None:

@@ -59,10 +59,10 @@ class SlurmGuard(HostGuard):
             except OSError:
                 time.sleep(RETRY_SECONDS)
 
-    def _do_hello(self, lease: float, word: str, python: str) -> "dict[str, Any]":
+    def _do_hello(self, **said: "Any") -> "dict[str, Any]":  # type: ignore[override]
         if slurm_site.missing(["sbatch"])["programs"]:
             slurm_site.take_environment_of_a_terminal()
-        return super()._do_hello(lease, word, python)
+        return super()._do_hello(**said)
 
     def _do_slurm(self, call: str, fields: "dict[str, Any]") -> "dict[str, Any]":
         return slurm_site.REQUESTS[call](**fields)

@@ -17,10 +17,14 @@ class Silences:
 
     Args:
         emit: called with an event and its worker, where what is known has changed.
+
+    Attributes:
+        suspected: what the platform says why running workers may be silent, by worker.
     """
 
     def __init__(self, emit: Callable[[EventData, str], None]) -> None:
         self._emit = emit
+        self.suspected: dict[str, str] = {}
         self._silent_since: dict[str, float] = {}  # when such agents were last heard, in seconds since the epoch
         self._suspended_since: dict[str, dict[int | None, float]] = {}  # processes, by worker and rank
         self._told: dict[str, events.Silence] = {}  # as last told, of the workers that do not go on

@@ -201,7 +201,7 @@ class RunState:
 
         A worker that has ended, is not connected, and whose end is not explained yet counts as lost.
         """
-        coming, ended = [], []
+        coming, ended, suspected = [], [], {}
         for worker in workers:  # in one loop, as there may be thousands at every poll
             if worker.name in self.left_out:
                 continue
@@ -209,6 +209,9 @@ class RunState:
                 ended.append(worker)
             elif worker.name not in self.members:
                 coming.append(worker)
+            elif worker.reason:
+                suspected[worker.name] = worker.reason
+        self.silences.suspected = suspected
         for worker in coming:
             self.waits.polled(worker)
             self.move(worker.name, worker.status)

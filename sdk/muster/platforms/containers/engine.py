@@ -6,6 +6,7 @@ Both offer the same API, for which the ``docker`` package is the client.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,22 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 TIMEOUT = 30.0  # seconds that an engine may take to answer
+# A container's own files, as engines mount them into it, in what the kernel tells of mounts.
+OWN_FILES = re.compile(r"/([0-9a-f]{64})/(?:userdata/)?(?:hostname|hosts|resolv\.conf) /(?:etc|run)/")
+NO_NETWORKS = ("host", "none")  # of their names
+
+
+@dataclass(frozen=True)
+class OwnContainer:
+    """The container that this session is in.
+
+    Attributes:
+        image: its image, as somebody has named it.
+        addresses: its address on each of its networks, by name.
+    """
+
+    image: str
+    addresses: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -36,6 +53,7 @@ class Engine:
         cores, memory: of its machine; memory in bytes.
         is_rootless: whether it runs as an ordinary user.
         is_here: whether it runs on this session's machine, and so sees its files and network.
+        around: the container that this session is in, if it is one of this engine's.
     """
 
     client: APIClient
@@ -47,6 +65,7 @@ class Engine:
     memory: int
     is_rootless: bool
     is_here: bool
+    around: OwnContainer | None = None
 
     def __str__(self) -> str:
         return f"{self.product} {self.version} ({self.url}, {self.source})"
@@ -109,6 +128,7 @@ def _ask(address: EngineAddress, environ: Mapping[str, str]) -> Engine:
             info = _info_of_podman(peer, answer.headers)
         else:
             info = client.info()
+        around = _own_container(client)
     except (DockerException, RequestException, OSError, ValueError) as error:
         raise _not_reached(address, error) from error
     return Engine(
@@ -122,8 +142,32 @@ def _ask(address: EngineAddress, environ: Mapping[str, str]) -> Engine:
         is_rootless=any("rootless" in option for option in info.get("SecurityOptions") or []),
         is_here=address.url.startswith("unix://")
         and not is_forwarded
+        and around is None
         and os.path.exists(info.get("DockerRootDir") or ""),
+        around=around,
     )
+
+
+def _own_container(client: APIClient) -> OwnContainer | None:
+    """Return the container that this session is in; None where it is in none that the engine knows."""
+    from docker.errors import NotFound
+
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text()
+    except OSError:
+        return None
+    for container in dict.fromkeys(OWN_FILES.findall(mounts)):
+        try:
+            found = client.inspect_container(container)
+        except NotFound:  # a container of another engine
+            continue
+        networks = (found.get("NetworkSettings") or {}).get("Networks") or {}
+        addresses = {name: str(told.get("IPAddress") or "") for name, told in networks.items()}
+        return OwnContainer(
+            str((found.get("Config") or {}).get("Image") or ""),
+            {name: address for name, address in addresses.items() if address and name not in NO_NETWORKS},
+        )
+    return None
 
 
 def _is_forwarded(listener: int) -> bool:

@@ -43,19 +43,22 @@ def plan_network(engine: Engine, asked: str | None, owner: str) -> Network:
 
     Args:
         engine: the engine.
-        asked: name of an existing network; None for a new one.
+        asked: name of an existing network; None for a new one, or for the one of the session's own container.
         owner: suffix of the name of a new one.
 
     Raises:
         PlatformError: there is no network of that name.
         PlatformUnsupported: the session's address in that network is not known.
     """
+    of_session = engine.around.addresses if engine.around else {}
+    asked = asked or next(iter(of_session), None)  # packets do not pass from one network of Docker's to another
     if asked:
         with asking(engine, f"The network {asked!r} cannot be used"):
             described = engine.client.inspect_network(asked)
         configs = (described.get("IPAM") or {}).get("Config") or [{}]
         gateway = str(configs[0].get("Gateway") or "").partition("/")[0]
-        return Network(described["Name"], "", gateway, False, _session_address(engine, gateway))
+        session = of_session.get(asked) or _session_address(engine, gateway)
+        return Network(described["Name"], "", gateway, False, session)
     with asking(engine, "The networks could not be listed"):
         networks = engine.client.networks()
     configs = [config for network in networks for config in (network.get("IPAM") or {}).get("Config") or []]

@@ -62,7 +62,8 @@ class ContainersPlatform(Platform):
             mounted read-only, where the engine sees the session's files.
         engine: address of the engine, such as ``unix:///run/podman/podman.sock``; None for the one that Docker's and
             Podman's own tools would use.
-        network: name of the containers' network; None for a new one for each platform object.
+        network: name of the containers' network; None for that of the session's own container, if it is in one of the
+            engine's, and else for a new one for each platform object.
         volumes: folders of the engine's machine, or volumes by name, that all containers mount, each as
             ``docker run -v`` takes it, such as ``/data:/data:ro``.
         cache: whether the files of projects are kept on this machine for later runs, where the engine is on it.
@@ -117,10 +118,11 @@ class ContainersPlatform(Platform):
         engine = self._engine()
         binds(self.volumes, engine.is_here)
         if not self.image and not engine.is_here:
+            example = f", such as {engine.around.image}, of which this session's container is" if engine.around else ""
             raise PlatformUnsupported(
                 f"{engine} does not see this machine's files, and so cannot run workers with this Python.",
                 advice=ArgumentText(
-                    Argument("image", ""), " the name of an image with Python, and what the script imports"
+                    Argument("image", ""), f" the name of an image with Python, and what the script imports{example}"
                 ),
             )
 

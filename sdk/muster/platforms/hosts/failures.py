@@ -7,6 +7,11 @@ from collections.abc import Mapping
 
 from muster.errors import HostKeyChanged, HostKeyUnknown, HostUnreachable, LoginRefused, MusterError
 
+
+class HostBusy(HostUnreachable):
+    """The host, or one that is jumped through, has hung up before it took a login; it may take one a moment later."""
+
+
 Kind = type[HostUnreachable] | type[HostKeyUnknown] | type[HostKeyChanged] | type[LoginRefused]
 
 # Pattern of the output, error class, its message and advice; {0} is the host, {1} the text that matched.
@@ -70,6 +75,13 @@ KNOWN: tuple[tuple[str, Kind, str, str], ...] = (
         HostUnreachable,
         "ssh cannot be used for {0}: {1}.",
         "fix ssh's configuration",
+    ),
+    (  # the last, as these words also follow other reasons, where another host is jumped through
+        r"(?:kex|ssh)_exchange_identification: [^\n]*|Connection (?:closed|reset) by \S+ port \d+",
+        HostBusy,
+        "{0} hung up before a login.",
+        "see whether its sshd, or that of a host before it, takes no more logins at once (MaxStartups) or bans this "
+        "machine: `ssh -v {0}`",
     ),
 )
 

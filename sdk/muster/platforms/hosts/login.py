@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from muster.agent import frames
-from muster.errors import HostUnreachable, MusterError, PlatformError, PlatformUnsupported
+from muster.errors import HostUnreachable, LoginRefused, MusterError, PlatformError, PlatformUnsupported
 from muster.platforms.agent_package import packed_agent, with_unpacking
 from muster.platforms.guard_answers import HELLO, checked
+from muster.platforms.hosts.connection import HostConnection, is_kept_open
 from muster.platforms.hosts.failures import host_error
 from muster.runtime import children
 from muster.runtime.forks import in_forked_children
@@ -42,8 +43,6 @@ OPTIONS = (
     f"ConnectTimeout={CONNECT_SECONDS:.0f}",
     f"ServerAliveInterval={ALIVE_SECONDS}",
     f"ServerAliveCountMax={ALIVE_COUNT}",
-    "ControlMaster=yes",
-    "ControlPersist=no",
     "ClearAllForwardings=yes",
     "ForwardAgent=no",
     "ForwardX11=no",
@@ -78,6 +77,7 @@ class Login:
         self._received: list[dict[str, Any]] = []
         self._unanswered = 0  # requests whose answers nobody waits for any more
         self._process: subprocess.Popen[bytes] | None = None
+        self._connection: HostConnection | None = None
         self.heard_at = time.monotonic()
         self.clock_offset = 0.0
 
@@ -94,10 +94,20 @@ class Login:
         client = ssh_client()
         if client is None:
             raise PlatformUnsupported("There is no ssh client here.", advice="install openssh-client")
-        options = [word for option in (*OPTIONS, f"ControlPath={self._control}") for word in ("-o", option)]
+        try:
+            self._open(HostConnection(client, self.host, self._control), lease, word)
+        except LoginRefused:  # nobody can be asked for a one-time password; the user may have been
+            if not is_kept_open(client, self.host):
+                raise
+            self._printed = b""
+            self._open(HostConnection(client, self.host, None), lease, word)
+
+    def _open(self, connection: HostConnection, lease: float, word: str) -> None:
+        self._connection = connection
+        options = [word for option in (*OPTIONS, *connection.options) for word in ("-o", option)]
         try:
             self._process = subprocess.Popen(
-                [client, *options, "-T", "--", self.host, LOADER],
+                [connection.client, *options, "-T", "--", self.host, LOADER],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -115,7 +125,8 @@ class Login:
             self._wait_for(READY, deadline)
             self._feed(self._printed)
             before = time.time()
-            self.facts = checked(self.ask("hello", lease=lease, word=word, python=sys.executable), HELLO, self.host)
+            told = self.ask("hello", lease=lease, word=word, python=sys.executable, is_users=connection.is_users)
+            self.facts = checked(told, HELLO, self.host)
             self.clock_offset = self.facts["time"] - (before + time.time()) / 2
         except BaseException:
             self.kill()
@@ -166,21 +177,8 @@ class Login:
         Raises:
             HostUnreachable: the host does not answer, or does not allow that.
         """
-        command = [ssh_client() or "ssh", "-o", f"ControlPath={self._control}", "-o", "LogLevel=ERROR"]
-        command += ["-O", "forward", "-R", f"127.0.0.1:{there}:{host}:{port}", "--", self.host]
-        try:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=CONNECT_SECONDS
-            )
-        except subprocess.TimeoutExpired:
-            raise HostUnreachable(f"ssh to {self.host} does not forward a port: it does not answer.") from None
-        if done.returncode or not (there or done.stdout.strip().isdecimal()):
-            raise HostUnreachable(
-                f"{self.host} has no port by which this session could be reached: its sshd forwards none.",
-                advice="AllowTcpForwarding remote in its sshd_config",
-                details=done.stderr,
-            )
-        return there or int(done.stdout)
+        assert self._connection is not None
+        return self._connection.forward(port, host, there)
 
     def close(self) -> None:
         """End the login, the guard and its agents, and wait until they are gone."""
@@ -294,6 +292,8 @@ class Login:
                 if pipe is not None:
                     with contextlib.suppress(OSError):
                         pipe.close()
+        if self._connection is not None:
+            self._connection.close()
 
     def abandon(self) -> None:
         """Release the pipes in a forked child, so that the login ends with the process that made it."""
@@ -302,6 +302,8 @@ class Login:
             for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
                 if pipe is not None and not pipe.closed:
                     os.dup2(nowhere, pipe.fileno())  # not closed, as its file object would close the descriptor again
+        if self._connection is not None:
+            self._connection.abandon(nowhere)
         os.close(nowhere)
 
 

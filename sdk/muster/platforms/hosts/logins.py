@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 import weakref
@@ -11,12 +12,15 @@ from pathlib import Path
 
 from muster.agent.removal import remove_folder
 from muster.errors import MusterError
-from muster.platforms.hosts.failures import together
+from muster.platforms.hosts.failures import HostBusy, together
 from muster.platforms.hosts.login import HOST_GUARD, Login
 from muster.platforms.parallel import for_all
 from muster.records.scratch import make_scratch
 
 PAUSE = 1.0  # seconds between two attempts to log in again
+# Seconds, about, between attempts on a host that hangs up: an sshd refuses some of more than ten logins at once, and
+# all hosts behind the same jump host are logged in to at once.
+BUSY_PAUSES = (0.2, 0.5, 1.0, 2.0, 3.0)
 
 
 class Logins:
@@ -36,7 +40,7 @@ class Logins:
         self._folders: list[Path] = []  # for ssh's control sockets: none or one
         self._made: dict[str, Login] = {}
         self._repairs: dict[str, threading.Thread] = {}
-        self.troubles: dict[str, str] = {}  # why a broken login could not be opened again so far, by host
+        self.troubles: dict[str, MusterError] = {}  # why a broken login could not be opened again so far, by host
         weakref.finalize(self, _close_all, self._made, self._folders, os.getpid())
 
     def get(self, host: str) -> Login:
@@ -62,19 +66,26 @@ class Logins:
             if not self._folders:
                 self._folders.append(make_scratch())
             folder = self._folders[0]
-
-            def open_one(host: str) -> Login:
-                login = Login(host, folder, self._guard)
-                login.open(self._lease, self._word)
-                return login
-
-            made, failed = for_all(open_one, missing)
+            made, failed = for_all(lambda host: self._open_one(host, folder), missing)
             for host, login in made.items():
                 if host in self._made:
                     self._made[host].kill()
                 self._made[host] = login
         if failed:
             raise together(failed)
+
+    def _open_one(self, host: str, folder: Path) -> Login:
+        for pause in BUSY_PAUSES:
+            try:
+                return self._attempt(host, folder)
+            except HostBusy:
+                time.sleep(pause * random.uniform(0.5, 1.5))  # so that they do not all come back at once
+        return self._attempt(host, folder)
+
+    def _attempt(self, host: str, folder: Path) -> Login:
+        login = Login(host, folder, self._guard)
+        login.open(self._lease, self._word)
+        return login
 
     def repair(self, host: str, seconds: float = 0.0) -> None:
         """Start to open a broken login again, and wait for it for some seconds at most."""
@@ -91,7 +102,7 @@ class Logins:
             self.open([host])
             self.troubles.pop(host, None)
         except MusterError as error:
-            self.troubles[host] = error.message
+            self.troubles[host] = error
             time.sleep(PAUSE)
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import secrets
@@ -52,6 +53,8 @@ REMOVE_CACHE = (
 )
 POLL_SECONDS = 0.7  # time that a poll waits for a host's answer
 REPAIR_SECONDS = 1.8  # time that a poll waits for a new login: only by that one can tell why workers have ended
+SILENT_SECONDS = 4.0  # after which a host that does not answer is told of: its workers may be silent as well
+SILENT = "{} does not answer over ssh, either: see whether it is on, and on the network."
 MORE_SLOTS = ArgumentText("more slots: host:slots in ", Argument("hosts", ""))
 
 Guard = tuple[str, int, int]  # host, process id and start time
@@ -323,9 +326,15 @@ class HostsPlatform(Platform):
             for handle, fresh in (workers or {}).items():
                 self._workers[handle] = self._workers[handle].updated(fresh)
         for number, error in failed.items():
-            login = self._logins.made(guards[number][0])
-            if login is None or time.monotonic() - login.heard_at > self.lease_seconds:
-                self._fail_all(guards[number], self._logins.troubles.get(guards[number][0], error.message))
+            host = guards[number][0]
+            login = self._logins.made(host)
+            silent = math.inf if login is None else time.monotonic() - login.heard_at
+            if silent > self.lease_seconds:
+                why = self._logins.troubles.get(host, error)
+                self._fail_all(guards[number], why.message, why.advice)
+            elif silent > SILENT_SECONDS:
+                for handle in by_guard[guards[number]]:
+                    self._workers[handle] = replace(self._workers[handle], reason=SILENT.format(host))
 
     def _workers_in(self, answer: Mapping[str, Any], guard: Guard, handles: Sequence[str]) -> dict[str, Worker]:
         """Return the workers with these handles that a guard's answer tells of, by handle."""
@@ -344,10 +353,10 @@ class HostsPlatform(Platform):
             for relay in self._relays:
                 relay.renew(host)
 
-    def _fail_all(self, guard: Guard, why: str) -> None:
+    def _fail_all(self, guard: Guard, why: str, advice: str | None = None) -> None:
         for handle in _by_guard(self._workers).get(guard, ()):
             known = self._workers[handle]
-            self._workers[handle] = known.moved(Status.FAILED, reason=why, finished_at=time.time())
+            self._workers[handle] = known.moved(Status.FAILED, reason=why, advice=advice, finished_at=time.time())
 
     def _workers_of_others(self, handles: Sequence[str]) -> dict[str, Worker]:
         """Return workers of other platform objects, by handle, as their guards report them."""
