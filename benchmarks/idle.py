@@ -24,5 +24,8 @@ class Idle(Strategy):
         return {"worker": job.n_workers}
 
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
-        """Return a plan that starts ``sleep`` on every worker; none of these processes ends the run."""
-        return Plan(processes={member.name: Process(("/bin/sleep", "infinity")) for member in members})
+        """Return a plan that starts ``sleep`` on every worker, as a rank; none of these processes ends the run."""
+        return Plan(
+            processes={member.name: Process(("/bin/sleep", "infinity")) for member in members},
+            ranks={rank: member.name for rank, member in enumerate(members)},
+        )
