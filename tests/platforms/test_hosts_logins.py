@@ -70,6 +70,11 @@ def test_a_host_that_takes_no_more_logins_at_once_is_asked_again(hosts: Network,
     config.write_text(f"{own}Host far\n    HostName {far.address}\n    ProxyJump busy\n{config.read_text()}")
     busy.run("sed 's/^MaxStartups .*/MaxStartups 1/' /mnt/sshd/sshd_config > /mnt/sshd/busy_config")
     busy.run("/usr/sbin/sshd -f /mnt/sshd/busy_config -p 2200 -o PidFile=/mnt/sshd/pid")
+
+    def listens() -> bool:  # from when it has written this file until it removes it
+        return bool(busy.run("cat /mnt/sshd/pid", check=False))
+
+    eventually(listens, "sshd listens, some time after it has gone to the background")
     platform = HostsPlatform(hosts=(name,))
     try:
         with socket.create_connection((busy.address, 2200)) as other:
@@ -81,6 +86,7 @@ def test_a_host_that_takes_no_more_logins_at_once_is_asked_again(hosts: Network,
     finally:
         platform.close()
         busy.run("kill $(cat /mnt/sshd/pid)")
+        eventually(lambda: not listens(), "sshd has ended")
 
 
 def test_a_key_that_only_an_agent_has(
