@@ -71,7 +71,7 @@ def test_a_run_goes_on_when_the_server_that_carries_its_streams_is_killed_and_co
     caplog.set_level("DEBUG", "muster")
     running = space.run(COUNTS, tunnel=True, wait=False)
     until(lambda: "step 9\n" in running.logs("worker-1"), "it trains")
-    assert "the stream to the pod" not in caplog.text
+    caplog.clear()  # a stream that came before its pod had the program for it is opened again
     space.cluster.restart_its_server()
     running.wait()
     assert "the stream to the pod" in caplog.text
