@@ -2,8 +2,9 @@
 
 A command of horovodrun to start a rank is passed to the agent as a request, and this process only waits for the rank's
 end. Any other command, such as mpiexec's daemon, is run as usual, in the worker's environment and folder; the agent is
-told if it cannot be run, or a signal ends it. In both cases the kernel kills this process when its parent, the sshd of
-this one connection, ends; the agent sees that, and ends the rank. So no other process may be between the two.
+told if it cannot be run, or a signal ends it. In both cases this process ends when its parent, the sshd of this one
+connection, does, as the kernel sends it a signal; the agent sees that, and ends the rank. So no other process may be
+between the two.
 """
 
 import json
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 RANK_COMMAND = re.compile(r"cd (?P<cwd>.*?) > /dev/null 2>&1 ; (?:env )?(?P<rest>[A-Za-z_]\w*=.*)", re.DOTALL)
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+NOTICES = {signal.SIGCHLD, signal.SIGTERM}  # a command has ended; sshd has, or wants this process to
 FAILED = 255  # what ssh itself exits with when it fails
 CANNOT_RUN = (126, 127)  # what shells exit with if a program may not be run, or is not found
 BY_SIGNAL = 128  # what shells add to the number of a signal
@@ -84,19 +86,36 @@ def _run(command: str, env: "dict[str, str]", cwd: str) -> int:
         sys.stderr.write("muster: a worker runs commands, but has no login shell\n")
         return 1
     os.chdir(cwd)
+    # A launcher whose daemon here was killed hangs up at once, so that sshd may have ended before this process has seen
+    # how the daemon ended. So that it still looks, it is not killed with sshd any more, but told.
+    signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
+    linux.signal_at_parent_death(signal.SIGTERM)
     parent = os.getpid()
     shell = os.fork()
     if shell == 0:
         try:
             linux.signal_at_parent_death(signal.SIGKILL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, NOTICES)
             if os.getppid() == parent:
                 os.execve("/bin/sh", ["sh", "-c", command], env)
         finally:
             os._exit(FAILED)
-    _, status = os.waitpid(shell, 0)
-    while os.WIFSTOPPED(status):  # by a debugger
-        _, status = os.waitpid(shell, 0)
+    status = _wait_for(shell)
+    if status is None:
+        return FAILED
     return BY_SIGNAL + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def _wait_for(process: int) -> "int | None":
+    """Return how a process ended; None if sshd ended first, or this process was told to end."""
+    notice = None
+    while True:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended and not os.WIFSTOPPED(status):  # as it may be by a debugger
+            return status
+        if notice == signal.SIGTERM:
+            return None
+        notice = signal.sigwait(NOTICES)
 
 
 def _ask(connection: socket.socket, question: "dict[str, Any]") -> "dict[str, Any]":
