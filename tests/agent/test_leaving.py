@@ -58,6 +58,24 @@ def test_what_has_ended_with_its_worker_has_been_stopped(worker: Launched, tmp_p
     assert "exception" not in reports
 
 
+def test_a_worker_whose_process_was_told_to_end_a_moment_before_it_is_taken_away(worker: Launched) -> None:
+    pid = worker.sh("echo up; exec sleep 600")
+    worker.output_with("up")
+    os.kill(pid, signal.SIGTERM)
+    worker.session.wait_for("exited")
+    os.kill(worker.hello["pid"], signal.SIGTERM)
+    worker.session.wait_for("hung_up")
+    assert worker.session.received("preempted")
+
+
+def test_a_worker_without_processes_is_told_to_end_by_whoever_has_ended_them(worker: Launched) -> None:
+    worker.sh("exit 1")
+    worker.session.wait_for("exited")
+    os.kill(worker.hello["pid"], signal.SIGTERM)
+    worker.session.wait_for("hung_up")
+    assert not worker.session.received("preempted")
+
+
 @pytest.mark.skipif(not shutil.which("ssh"), reason="there is no sshd")
 def test_an_sshd_that_has_ended_with_its_worker_is_no_complaint(
     run: Run, stub_session: StubSession, platform: LocalPlatform

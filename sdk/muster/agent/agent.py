@@ -45,6 +45,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGCHLD)  # signals that the agent handles; bl
 LOG_TICK = 0.01  # seconds between two checks of the size of logs, while one of them grows fast
 TICK = 0.1  # seconds between two checks of what the kernel gives no notice of: output, listening ports, orphans
 NOTICE_SECONDS = 20.0  # from a SIGTERM to the agent until its processes are ended, which get a notice at once
+TOGETHER = 1.0  # seconds between a process's SIGTERM and the agent's, if both were sent to end the worker
 POLITE_GRACE = 1.0  # seconds between SIGTERM and SIGKILL, unless an order gives another time
 NEEDED = (wire.Start, wire.Expect, wire.Launch, wire.Stop, wire.StopLauncher, wire.End)  # orders that runs depend on
 OUTPUT_AT_ONCE = 64  # messages, of 64 KiB each
@@ -97,6 +98,7 @@ class Agent:
         self._memory_kills = MemoryKills.of(config.get("has_cgroup"))
         self._warm_starts = WarmStarts(config, self._send_to_guard, self._log.write)
         self._is_leaving = self._has_notice = False
+        self._process_told_at = float("-inf")  # when a process ended because somebody had sent it SIGTERM
         self._outcome: "dict[str, object]" = {"status": "stopped"}
         self._orders: "dict[type, Callable[[Any], object]]" = {
             wire.Refused: self._refused,
@@ -149,7 +151,8 @@ class Agent:
     def _set_up(self) -> None:
         linux.adopt_orphans()
         # Systems send SIGTERM to a worker's agent and its processes alike. A process that ended for that must not be
-        # reported as if it had ended by itself. So SIGTERM is handled first where both signals are pending.
+        # reported as if it had ended by itself. So SIGTERM is handled first where both signals are pending, and looked
+        # for again before an end is reported.
         self._loop.on_signal(signal.SIGTERM, self._told_to_end)
         self._loop.on_signal(signal.SIGCHLD, self.processes.reap)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -347,8 +350,11 @@ class Agent:
         self._send_output(OUTPUT_AT_END)
         if self._memory_kills and self._memory_kills.has_more() and child.signal == signal.SIGKILL:
             child.reason, child.memory = child.reason or "memory", child.memory or self._memory_kills.peak()
-        if self._has_notice and child.exit_code != 0:  # the system has sent SIGTERM to agent and processes alike
+        is_told = self._has_notice or self._loop.has_come(signal.SIGTERM)
+        if is_told and child.exit_code != 0:  # the system has sent SIGTERM to agent and processes alike
             child.reason = child.reason or "stopped"
+        if (is_told or child.signal == signal.SIGTERM) and not child.is_asked:
+            self._process_told_at = child.ended_at
         facts = {
             name: getattr(child, name) for name in ("pid", "rank", "exit_code", "signal", "reason", "memory", "late")
         }
@@ -471,7 +477,8 @@ class Agent:
         """Handle SIGTERM. If the platform is about to take the worker away, scripts get time to save a checkpoint."""
         # Only if the session can be told: it has the other workers save as well.
         is_orphaned = os.getppid() != self._parent  # the agent's parent is dead, and the signal is the result of that
-        is_notice = bool(self.processes.running) and self._link.is_welcome and not (self._is_leaving or is_orphaned)
+        is_at_work = bool(self.processes.running) or time.monotonic() < self._process_told_at + TOGETHER
+        is_notice = is_at_work and self._link.is_welcome and not (self._is_leaving or is_orphaned)
         if not is_notice or self._has_notice or notice.is_stopped_by_guard(self._upstream):
             self._leave_politely()
             return
@@ -482,6 +489,7 @@ class Agent:
             self._send_to_guard(told_to_end_at=time.time())
         self._log.write("this worker is about to be taken away: SIGTERM has come, and scripts are told")
         notice.leave(self._scratch)
+        self._stop_if_all_left()
 
     def _session_lost(self, cause: str) -> None:
         self._leave_politely()  # first, so that an error in the rest keeps no process alive

@@ -78,6 +78,13 @@ class Loop:
         self._handlers[signum] = call
         signal.signal(signum, _noted)
 
+    def has_come(self, signum: int) -> bool:
+        """Return whether a signal has come that is yet to be acted on."""
+        try:
+            return signum in self._wakeup.recv(4096, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+
     def run(self) -> None:
         """Run until ``stop``, which may have come before."""
         while not self._stopped:
