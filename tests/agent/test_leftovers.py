@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from muster.agent.leftovers import removes_what_is_shared
-from muster.agent.linux import descendants, snapshot
+from muster.agent.linux import descendants, environment_of, marked, snapshot
 
 from tests.support import eventually
 
@@ -35,3 +35,19 @@ def test_the_process_beside_a_script_that_removes_its_semaphores_is_known(tmp_pa
         assert not removes_what_is_shared(script.pid)
         eventually(lambda: any(map(removes_what_is_shared, descendants(script.pid, snapshot()))), "it is known")
         script.communicate(b"")
+
+
+def test_a_process_is_found_by_its_environment_also_in_the_middle_of_an_exec(tmp_path: Path) -> None:
+    script = tmp_path / "again.sh"
+    script.write_text("exec /bin/sh $0\n")
+    with subprocess.Popen(["/bin/sh", str(script)], env={"MARK_OF_THIS_TEST": str(tmp_path)}) as process:
+        eventually(lambda: marked("MARK_OF_THIS_TEST", str(tmp_path)), "it has begun")
+        missed = [look for look in range(1000) if marked("MARK_OF_THIS_TEST", str(tmp_path)) != [process.pid]]
+        process.kill()
+    assert not missed
+
+
+def test_a_process_without_an_environment_has_an_empty_one() -> None:
+    with subprocess.Popen(["/bin/sleep", "60"], env={}) as process:
+        assert environment_of(process.pid) == {b""}
+        process.kill()

@@ -7,12 +7,14 @@ import os
 import signal
 import socket
 import struct
+import time
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PF_EXITING = 0x4
 SIOCGIFADDR = 0x8915
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+EXEC_LOOKS, EXEC_PAUSE = 50, 0.001  # how often, and after how many seconds, to look again at what is in an exec
 TURN = 0.004  # time slice of the scheduler, in seconds
 PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 PEER = struct.Struct("3i")  # process, user and group id at the other end of a Unix socket
@@ -173,11 +175,25 @@ def name_of(pid: int) -> str:
 
 def environment_of(pid: int) -> "set[bytes]":
     """Return the environment that ``pid`` was started with, as ``NAME=value``; empty where it cannot be read."""
-    try:
-        with open("/proc/{}/environ".format(pid), "rb") as file:
-            return set(file.read().split(b"\0"))
-    except OSError:
-        return set()
+    environment = b""
+    with contextlib.suppress(OSError):
+        for look in range(EXEC_LOOKS):
+            with open("/proc/{}/environ".format(pid), "rb") as file:
+                environment = file.read()
+            if environment or not _may_have_environment(pid, look):
+                break
+            time.sleep(EXEC_PAUSE)
+    return set(environment.split(b"\0"))
+
+
+def _may_have_environment(pid: int, look: int) -> bool:
+    """Return whether a process whose environment was found empty has one now, or is in an exec and may yet have one.
+
+    In an exec the environment first has no place, and then, for a moment, a place and no size.
+    """
+    fields = _read("/proc/{}/stat".format(pid)).rpartition(b")")[2].split()
+    memory, start, end = (int(fields[number]) for number in (20, 47, 48))
+    return memory > 0 and (start == 0 or end > start or look < 3)
 
 
 def mark_of(pid: int, name: str) -> "str | None":
