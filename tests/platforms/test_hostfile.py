@@ -18,6 +18,7 @@ HOSTFILES = {
     "Open MPI, with comments": "// the lab's\ngpu1 slots=2 // old\ngpu2.lab\tslots=4 # new\nme@gpu3\n",
     "MPICH, with a user": "gpu1:2\ngpu2.lab:4\ngpu3:1 user=me\n",
     "MPICH": "gpu1:2\ngpu2.lab:4\nme@gpu3\n",
+    "MPICH, from an editor of Windows": "\ufeffgpu1:2\r\ngpu2.lab:4\r\nme@gpu3\r\n",
     "Horovod": "gpu1 slots=2\ngpu2.lab slots=4\nme@gpu3 slots=1\n",
 }
 SLOTS = {"gpu1": 2, "gpu2.lab": 4, "me@gpu3": 1}

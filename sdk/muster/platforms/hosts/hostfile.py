@@ -56,7 +56,7 @@ def read_hostfile(path: Path) -> dict[str, int]:
         JobError: it cannot be read, names no hosts, has a line that is no host, or says of one what is not for Muster.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()  # editors of Windows begin files with a mark
     except (OSError, UnicodeDecodeError) as error:
         raise JobError(f"The hostfile {path} cannot be read: {error}.") from error
     found: dict[str, int] = {}
