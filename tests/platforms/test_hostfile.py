@@ -51,7 +51,10 @@ REFUSED = {
     "gpu2 slots=2 gpu3": ("'gpu3' after the host gpu2", "a line for each host"),
     "gpu2 slots=2 cpu=4": ("says twice, of gpu2, what cpu= says", "one of them"),
     "gpu2 slots=4 max_slots=2": ("more slots of gpu2 than max_slots=2", "fewer"),
-    "gpu2 max-slots=many": ("more slots of gpu2 than max_slots=many", "fewer"),
+    "gpu2 max-slots=many": ("max-slots=many of gpu2, which is no number", "slots=2"),
+    "gpu2 slots = two": ("slots=two of gpu2, which is no number", "slots=2"),
+    "gpu2 slots=two max_slots=4": ("slots=two of gpu2, which is no number", "slots=2"),
+    "gpu2 slots=": ("slots= of gpu2, which is no number", "slots=2"),
 }
 
 
