@@ -137,11 +137,19 @@ def test_too_much_is_refused_with_the_largest(folder: Path) -> None:
     with pytest.raises(JobError) as raised:
         find_project(job(), None, 1)
     assert "6 files, 2.5 MB, is more than the 1 MB" in str(raised.value)
-    assert "The largest: data/huge.bin (2.5 MB), data/big.bin (0.0 MB)" in str(raised.value)
+    assert "The largest: data/huge.bin (2.5 MB)." in str(raised.value)
     assert "project_limit=3" in str(raised.value)
     for limit in (0, -1, "much", True, float("inf")):
         with pytest.raises(JobError, match="project_limit is"):
             find_project(job(), None, limit)
+
+
+def test_of_too_many_small_files_their_folders_are_named(folder: Path) -> None:
+    for number in range(40):
+        (folder / f"data/{number}.jpg").write_bytes(bytes(40_000))
+        (folder / f"model/{number}.h5").write_bytes(bytes(10_000))
+    with pytest.raises(JobError, match=r"The largest: data/ \(1\.6 MB\), model/ \(0\.4 MB\)\."):
+        find_project(job(), None, 1)
 
 
 @pytest.mark.parametrize(

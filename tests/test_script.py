@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from muster.checks.interpreter import check, probe
+from muster.checks.interpreter import check, check_answers, probe
 from muster.checks.planning import describe_job
 from muster.checks.script import make_script
 from muster.errors import InterpreterError, JobError, ScriptError
@@ -236,6 +236,20 @@ def test_interpreters_are_asked_what_they_are_and_have() -> None:
     assert interpreter.version == sys.version_info[:3]
     assert interpreter.has("json")
     assert not interpreter.has("no_such_package")
+
+
+@pytest.mark.parametrize(
+    ("missing", "advice"),
+    [
+        ("tensorflow", "on gpu1 {python} -m pip install tensorflow, or python= another interpreter"),
+        ("horovod", "on gpu1 in a clone of Muster's repository, which has the script that compiles Horovod: {python}"),
+    ],
+)
+def test_what_another_machine_lacks_is_installed_as_it_can_be_there(missing: str, advice: str) -> None:
+    answer = json.dumps({"version": sys.version_info[:3], "packages": {missing: None}})
+    with pytest.raises(InterpreterError, match=f"on gpu1 has no {missing}") as raised:
+        check_answers(sys.executable, Job(None, 1), {"gpu1": (0, answer)})
+    assert advice.format(python=sys.executable) in str(raised.value)
 
 
 def test_an_interpreter_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -186,7 +186,8 @@ class Scene:
 
     def agents(self) -> list[int]:
         """All agents, also of workers that have not said hello."""
-        return [pid for pid, process in linux.snapshot().items() if process.parent == self.pid("guard")]
+        guard = self.pid("guard")  # once: each look for it reads of all processes of the machine
+        return [pid for pid, process in linux.snapshot().items() if process.parent == guard]
 
     def kill(self, *parts: str | int, signum: int = signal.SIGKILL) -> float:
         """Kill processes as nearly at once as can be; when that was."""

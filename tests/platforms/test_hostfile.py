@@ -18,6 +18,7 @@ HOSTFILES = {
     "Open MPI, with comments": "// the lab's\ngpu1 slots=2 // old\ngpu2.lab\tslots=4 # new\nme@gpu3\n",
     "MPICH, with a user": "gpu1:2\ngpu2.lab:4\ngpu3:1 user=me\n",
     "MPICH": "gpu1:2\ngpu2.lab:4\nme@gpu3\n",
+    "MPICH, from an editor of Windows": "\ufeffgpu1:2\r\ngpu2.lab:4\r\nme@gpu3\r\n",
     "Horovod": "gpu1 slots=2\ngpu2.lab slots=4\nme@gpu3 slots=1\n",
 }
 SLOTS = {"gpu1": 2, "gpu2.lab": 4, "me@gpu3": 1}
@@ -50,7 +51,10 @@ REFUSED = {
     "gpu2 slots=2 gpu3": ("'gpu3' after the host gpu2", "a line for each host"),
     "gpu2 slots=2 cpu=4": ("says twice, of gpu2, what cpu= says", "one of them"),
     "gpu2 slots=4 max_slots=2": ("more slots of gpu2 than max_slots=2", "fewer"),
-    "gpu2 max-slots=many": ("more slots of gpu2 than max_slots=many", "fewer"),
+    "gpu2 max-slots=many": ("max-slots=many of gpu2, which is no number", "slots=2"),
+    "gpu2 slots = two": ("slots=two of gpu2, which is no number", "slots=2"),
+    "gpu2 slots=two max_slots=4": ("slots=two of gpu2, which is no number", "slots=2"),
+    "gpu2 slots=": ("slots= of gpu2, which is no number", "slots=2"),
 }
 
 

@@ -140,6 +140,15 @@ def test_ends(told: Told, how: dict[str, Any], failure: str | None, status: Stat
     assert told.state.workers["worker-0"].status is status, "a final status never changes"
 
 
+@pytest.mark.parametrize("code", [None, 7])
+def test_a_worker_has_failed_whose_script_raised_or_exited_and_was_stopped_as_its_interpreter_ended(
+    told: Told, code: int | None
+) -> None:
+    told.hear(*RUNS, wire.Raised("ValueError" if code is None else "SystemExit", "7", "trace", 0, status=code))
+    told.hear(wire.Exited(7, 0, signal=15, reason="stopped"))
+    assert told.state.workers["worker-0"].status is Status.FAILED
+
+
 @pytest.mark.parametrize("name", ["", " "])
 def test_an_exception_without_a_name_is_told_in_words(told: Told, name: str, tmp_path: Path) -> None:
     told.hear(*RUNS, wire.Raised(name, rank=0))

@@ -119,14 +119,18 @@ def check(job: Job, requires: Sequence[str]) -> Interpreter:
     return interpreter
 
 
-def _installation(python: str, missing: Sequence[str]) -> str:
-    """Return the command that installs packages for an interpreter; Horovod is compiled against its TensorFlow."""
+def _installation(python: str, missing: Sequence[str], here: bool = True) -> str:
+    """Return the command that installs packages for an interpreter; Horovod is compiled against its TensorFlow.
+
+    Args:
+        here: whether it is an interpreter of this machine, which may have Muster, rather than of another.
+    """
     if "horovod" in missing:
         return (
             "in a clone of Muster's repository, which has the script that compiles Horovod: "
             f"{python} -m pip install '.[tensorflow,horovod-build]', then {python} scripts/horovod_wheel.py"
         )
-    if python == sys.executable and "tensorflow" in missing:
+    if here and python == sys.executable and "tensorflow" in missing:
         return f"{python} -m pip install 'muster[tensorflow]'"
     return f"{python} -m pip install {' '.join(missing)}"
 
@@ -167,7 +171,7 @@ def check_answers(python: str, job: Job, answers: Mapping[str, tuple[int, str]])
             raise InterpreterError(
                 f"{python} on {machine} has no {' and no '.join(missing)}.",
                 advice=ArgumentText(
-                    f"{python} -m pip install {' '.join(missing)} there, or ",
+                    f"on {machine} {_installation(python, missing, here=False)}, or ",
                     Argument("python", ""),
                     " another interpreter",
                 ),

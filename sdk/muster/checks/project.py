@@ -267,8 +267,7 @@ def _refuse_if_too_many(root: Path, names: Sequence[str]) -> None:
 
 
 def _refuse(project: Project, limit: float) -> None:
-    largest = sorted(project.files or (), key=lambda item: -item[1])[:LARGEST_NAMED]
-    told = ", ".join(f"{name} ({megabytes(size)})" for name, size in largest)
+    told = ", ".join(f"{name} ({megabytes(size)})" for name, size in _largest(project))
     raise JobError(
         f"The project {project}, is more than the {limit:g} MB that may go to each worker. The largest: {told}.",
         advice=ArgumentText(
@@ -278,6 +277,18 @@ def _refuse(project: Project, limit: float) -> None:
             Argument("project_limit", max(int(project.size / 1e6) + 1, 1)),
         ),
     )
+
+
+def _largest(project: Project) -> list[tuple[str, int]]:
+    """Return the names and sizes of the largest files, or of the largest folders where no few files are most of it."""
+    largest = sorted(project.files or (), key=lambda item: -item[1])[:LARGEST_NAMED]
+    if sum(size for _, size in largest) < project.size / 2:
+        sizes: dict[str, int] = {}
+        for name, size in project.files or ():
+            top, slash, _ = name.partition("/")
+            sizes[top + slash] = sizes.get(top + slash, 0) + size
+        largest = sorted(sizes.items(), key=lambda item: -item[1])[:LARGEST_NAMED]
+    return [(name, size) for name, size in largest if size >= largest[0][1] / 100]
 
 
 def _relative(path: str, root: Path) -> str | None:

@@ -399,11 +399,13 @@ class RunState:
     def _outcome(self, worker: str) -> Status:
         """Return the status of a worker whose processes have all ended.
 
-        A process whose script raised an exception may have been stopped after that: its worker has failed all the same.
+        A process whose script raised an exception or called ``sys.exit`` may have been stopped before its interpreter
+        had ended: its worker has failed all the same.
         """
         processes = self.processes.of(worker).values()
-        has_raised = any(failure.kind is FailureKind.EXCEPTION for failure in self._failures_of.get(worker, ()))
-        if has_raised or any(process.exit_status and not process.was_stopped for process in processes):
+        own = (FailureKind.EXCEPTION, FailureKind.EXIT)
+        has_ended_itself = any(failure.kind in own for failure in self._failures_of.get(worker, ()))
+        if has_ended_itself or any(process.exit_status and not process.was_stopped for process in processes):
             return Status.FAILED
         return Status.STOPPED if any(process.was_stopped for process in processes) else Status.SUCCEEDED
 

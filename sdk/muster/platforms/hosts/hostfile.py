@@ -56,7 +56,7 @@ def read_hostfile(path: Path) -> dict[str, int]:
         JobError: it cannot be read, names no hosts, has a line that is no host, or says of one what is not for Muster.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()  # editors of Windows begin files with a mark
     except (OSError, UnicodeDecodeError) as error:
         raise JobError(f"The hostfile {path} cannot be read: {error}.") from error
     found: dict[str, int] = {}
@@ -90,10 +90,12 @@ def _with_settings(host: str, text: str, where: str) -> str:
             )
         if meaning in said:
             raise JobError(f"{where} says twice, of {host}, what {name}= says.", advice="one of them")
+        if meaning != "user" and not value.isdecimal():
+            raise JobError(f"{where} says {name}={value} of {host}, which is no number.", advice="such as slots=2")
         said[meaning] = value
         text = text[setting.end() :]
     slots, most = said.get("slots"), said.get("most")
-    if most is not None and not (most.isdecimal() and int(slots or 1) <= int(most)):
+    if most is not None and int(slots or 1) > int(most):
         raise JobError(f"{where} has more slots of {host} than max_slots={most}.", advice="as many, or fewer")
     if "user" in said:  # which counts even where the host has one before it, as with Open MPI
         host = f"{said['user']}@{host.rpartition('@')[2]}"
