@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -126,13 +128,47 @@ def test_a_rank_that_a_signal_ended(ssh: Ssh) -> None:
 
 
 def test_a_rank_that_cannot_start(ssh: Ssh) -> None:
-    status, output = ssh.answer(rank_command(0, "true"))
-    assert (status, "has not announced any ranks" in output) == (127, True)
     ssh.session.send("worker-0", "expect", argv=[], env={}, cwd=None)
-    time.sleep(0.1)
     status, output = ssh.answer(rank_command(0, "/no/such/python"))
     assert (status, "/no/such/python: not found" in output) == (127, True)
     assert "rank 0" in ssh.session.wait_for("error")["text"]
+
+
+def ask_for_rank(ssh: Ssh, rank: int, program: str) -> socket.socket:
+    """Ask a worker's agent for a rank, as an entry does; return once the agent has taken note of it."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(10)
+    connection.connect(str(ssh.specs[0].scratch / "agent.sock"))
+    for message in ({"type": "rank", "rank": rank, "argv": ["sh", "-c", program], "env": {}}, {"type": "environment"}):
+        connection.sendall(json.dumps(message).encode() + b"\n")
+    assert answer_to(connection)["type"] == "environment"
+    return connection
+
+
+def answer_to(connection: socket.socket) -> dict[str, Any]:
+    with connection.makefile("rb", buffering=0) as answers:
+        return dict(json.loads(answers.readline()))
+
+
+def test_a_rank_that_is_asked_for_before_it_is_announced_waits_for_that(ssh: Ssh) -> None:
+    with ask_for_rank(ssh, 0, "exit 3"), ask_for_rank(ssh, 1, "exit $STATUS") as asked:
+        with ask_for_rank(ssh, 2, "exit 5"):
+            pass  # its launcher has given it up
+        ssh.session.send("worker-0", "expect", argv=[], env={"STATUS": "4"}, cwd=None)
+        assert answer_to(asked) == {"type": "exited", "code": 4}
+        ends = ssh.session.wait_for("exited", count=2)
+        assert {(end["rank"], end["exit_code"]) for end in ends} == {(0, 3), (1, 4)}
+    assert ssh.answer(rank_command(2, "sh -c 'exit 5'"))[0] == 5  # it does not run already
+
+
+def test_what_was_announced_for_one_attempt_is_not_used_for_the_next(ssh: Ssh) -> None:
+    ssh.session.send("worker-0", "expect", argv=[], env={"ATTEMPT": "1"}, cwd=None)
+    ssh.session.send("worker-0", "stop", grace=1.0)
+    ssh.session.send("worker-0", "ping", number=1)
+    ssh.session.wait_for("clock")
+    with ask_for_rank(ssh, 0, "exit $ATTEMPT") as asked:
+        ssh.session.send("worker-0", "expect", argv=[], env={"ATTEMPT": "2"}, cwd=None)
+        assert answer_to(asked)["code"] == 2
 
 
 @pytest.mark.parametrize("stubborn", [False, True])

@@ -31,7 +31,9 @@ from muster.platforms import kept
 from muster.records import lookup, runs
 from muster.run.address import ClusterAddress
 from muster.run.cluster import Cluster
-from muster.runtime.background import background_loop
+from muster.run.milestones import Milestones
+from muster.run.orchestrator import Orchestrator
+from muster.runtime.background import background_loop, in_thread
 
 from tests.engines import HOSTS_AND_CONTAINERS, SHARING_NOTHING
 from tests.plain import Plain
@@ -141,6 +143,19 @@ class Scene:
             return bool(logs) and all(log.exists() and b"ready" in log.read_bytes() for log in logs)
 
         eventually(are_ready, "the scripts run", timeout=60)
+
+    def time_runs_from_output_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Have the time limit of this process's runs begin once their scripts have said that they are ready.
+
+        A busy machine may need longer to start a script than a test has its run last.
+        """
+        usual = Orchestrator._train
+
+        async def train(orchestrator: Orchestrator, milestones: Milestones) -> None:
+            await in_thread(self.wait_for_output)
+            await usual(orchestrator, milestones)
+
+        monkeypatch.setattr(Orchestrator, "_train", train)
 
     def noticed_after(self, since: float) -> float:
         """Seconds from then until the run began to end."""

@@ -48,7 +48,10 @@ def test_what_is_killed_is_named(scene: Scene, mpi: Installed, victim: str, erro
     scene.assert_nothing_left()
 
 
-def test_an_mpiexec_that_does_not_end_when_asked_is_ended_at_the_deadline(scene: Scene, mpi: Installed) -> None:
+def test_an_mpiexec_that_does_not_end_when_asked_is_ended_at_the_deadline(
+    scene: Scene, mpi: Installed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.time_runs_from_output_on(monkeypatch)
     cluster = training(scene, mpi, run_timeout=2)
     os.kill(scene.pid("mpiexec"), signal.SIGSTOP)  # as deaf to SIGTERM as with its network cut
     scene.remember()

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from .gpus import GpuMeter
     from .loop import Timer
+    from .ranks import Ranks
     from .sshd import Sshd
 
 SIGNALS = (signal.SIGTERM, signal.SIGCHLD)  # signals that the agent handles; blocked until it is ready to
@@ -66,7 +67,7 @@ class Agent:
     Attributes:
         environment: the environment of the worker's processes; empty until the worker has an address.
         expected: the session's order about ranks that a launcher will start: ``argv`` (None: the launcher's command
-            line), ``env``, ``cwd``; None before it.
+            line), ``env``, ``cwd``; None before it, and from the end of an attempt until that of the next.
     """
 
     def __init__(self, config: "dict[str, Any]", upstream: int) -> None:
@@ -93,6 +94,7 @@ class Agent:
         self._ports: "list[PortHold]" = []
         self._watched_ports: "set[int]" = set()
         self._sshd: "Sshd | None" = None
+        self._ranks: "Ranks | None" = None
         self._no_ssh = ""
         self._gpus: "GpuMeter | None" = None
         self._memory_kills = MemoryKills.of(config.get("has_cgroup"))
@@ -182,7 +184,7 @@ class Agent:
         from .ranks import Ranks  # only here, as those that need none of it would wait for its import
         from .sshd import Sshd
 
-        Ranks(self._loop, self, os.path.join(self._scratch, "agent.sock"))
+        self._ranks = Ranks(self._loop, self, os.path.join(self._scratch, "agent.sock"))
         self._sshd = Sshd(self._loop, self.processes, self.config, self._ready, self._sshd_failed)
         try:
             self._sshd.start()
@@ -277,6 +279,8 @@ class Agent:
         argv, env, cwd = self._resolved(order)
         # A launcher knows only the session's paths: if the command line names places, the session's one is used.
         self.expected = {"argv": argv if any(map(is_symbolic, order.argv)) else None, "env": env, "cwd": cwd}
+        if self._ranks is not None:
+            self._ranks.start_early()
 
     def _begin(self, order: "wire.Start | wire.Expect") -> None:
         """Reset the state left by an attempt before, if no process runs except the launcher."""
@@ -319,6 +323,7 @@ class Agent:
             self._reports.release()
 
     def _stop(self, order: wire.Stop) -> None:
+        self.expected = None  # a rank that is asked for from here on is one of the next attempt
         for child in list(self.processes.running.values()):
             if child is not self._launcher.child:
                 self.processes.end(child, order.grace, "stopped")

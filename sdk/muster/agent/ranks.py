@@ -3,6 +3,9 @@
 ``horovodrun`` logs in to a worker once per rank. The entry, which sshd runs for it, passes the request to the agent
 over ``agent.sock``; so a rank is the agent's own child, writes directly to the worker's log, and ends with the agent.
 ``mpiexec`` logs in once per worker, and its daemon there starts ``mpi_rank.py`` once per rank, which does the same.
+
+The launcher reaches a worker on a way of its own, so it may be faster than the session's announcement of the ranks,
+whose connection may even be cut for a while. Such a request waits for the announcement.
 """
 
 import contextlib
@@ -70,6 +73,7 @@ class Ranks:
         self._loop = loop
         self._agent = agent
         self._silent: "list[Request]" = []
+        self._early: "list[Request]" = []  # before the session's announcement
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(path)
         self._listener.listen(128)
@@ -88,25 +92,45 @@ class Ranks:
         self._silent = [request for request in self._silent if request.is_silent]
         if len(self._silent) >= MOST_SILENT:
             self._silent.pop(0).close()
-        self._silent.append(Request(self._loop, self._agent, connection))
+        self._silent.append(Request(self._loop, self._agent, connection, self._put_off))
+
+    def _put_off(self, request: "Request") -> None:
+        self._early = [other for other in self._early if other.is_open and other is not request] + [request]
+
+    def start_early(self) -> None:
+        """Start the ranks that were requested before the session announced them."""
+        early, self._early = self._early, []
+        for request in early:
+            request.go_on()
 
 
 class Request:
     """The connection of one entry, with a request to start a rank or to return the worker's environment.
 
+    Args:
+        loop, agent: see ``Ranks``.
+        connection: the connection.
+        put_off: called with this object if it asks for a rank before the session has announced any; ``go_on`` is to be
+            called afterwards.
+
     Attributes:
+        is_open: whether it is open.
         is_silent: whether it is open and has made no request yet.
     """
 
-    def __init__(self, loop: Loop, agent: "Agent", connection: socket.socket) -> None:
+    def __init__(
+        self, loop: Loop, agent: "Agent", connection: socket.socket, put_off: "Callable[[Request], object]"
+    ) -> None:
         self._loop = loop
         self._agent = agent
         self._connection = connection
+        self._put_off = put_off
+        self._early: "dict[str, Any] | None" = None  # its message, if it was put off
         self._decoder = frames.Decoder()
         self._child: "Child | None" = None
         self._descriptor: "int | None" = None
         self.is_silent = True
-        self._is_open = True
+        self.is_open = True
         connection.setblocking(False)
         loop.on_readable(connection, self._receive)
 
@@ -123,18 +147,22 @@ class Request:
             return
         for message in messages:
             self.is_silent = False
-            if self._is_open:
-                try:
-                    self._obey(message)
-                except (
-                    KeyError,
-                    OverflowError,
-                    TypeError,
-                    ValueError,
-                ) as error:
-                    # Any process of the worker may ask for anything.
-                    self._agent.remark("a login asked for what makes no sense: {!r}".format(error))
-                    self._end()
+            self._try(message)
+
+    def go_on(self) -> None:
+        """Start the rank that was requested before it was announced, if it is still wanted."""
+        message, self._early = self._early, None
+        if message is not None:
+            self._try(message)
+
+    def _try(self, message: "dict[str, Any]") -> None:
+        if self.is_open:
+            try:
+                self._obey(message)
+            except (KeyError, OverflowError, TypeError, ValueError) as error:
+                # Any process of the worker may ask for anything.
+                self._agent.remark("a login asked for what makes no sense: {!r}".format(error))
+                self._end()
 
     def _end(self) -> None:
         """Close the connection, and end its rank after a delay.
@@ -153,7 +181,11 @@ class Request:
                 raise ValueError("no command, or no environment")
             if type(rank) is not int or not 0 <= rank < MOST_RANKS or self._child is not None:
                 raise ValueError("no rank")
-            self._start(argv, env, rank, cores)
+            if self._agent.expected is None:
+                self._early = message
+                self._put_off(self)
+            else:
+                self._start(self._agent.expected, argv, env, rank, cores)
         elif message["type"] == "broken":
             self._agent.send_to_session(wire.Broken(whole(0, 255)(message["code"])))
         else:
@@ -169,11 +201,14 @@ class Request:
             (self._descriptor,) = DESCRIPTOR.unpack(content)
         return data
 
-    def _start(self, argv: "list[str]", launcher_env: "dict[str, str]", rank: int, cores: "list[int] | None") -> None:
-        expected = self._agent.expected
-        if expected is None:
-            self._answer("exited", code=CANNOT_START, error="the session has not announced any ranks")
-            return
+    def _start(
+        self,
+        expected: "dict[str, Any]",
+        argv: "list[str]",
+        launcher_env: "dict[str, str]",
+        rank: int,
+        cores: "list[int] | None",
+    ) -> None:
         if any(child.rank == rank for child in self._agent.processes.running.values()):
             text = "rank {} runs already".format(rank)
             self._agent.remark("a login asked for a rank that runs already: {}".format(rank))
@@ -217,8 +252,8 @@ class Request:
 
     def close(self) -> None:
         """Close the connection."""
-        if self._is_open:
-            self._is_open = self.is_silent = False
+        if self.is_open:
+            self.is_open = self.is_silent = False
             self._loop.forget(self._connection)
             self._connection.close()
             self._close_descriptor()
