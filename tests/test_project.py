@@ -152,6 +152,20 @@ def test_of_too_many_small_files_their_folders_are_named(folder: Path) -> None:
         find_project(job(), None, 1)
 
 
+@pytest.mark.parametrize("link", [False, True], ids=["a file", "where a link leads"])
+def test_names_that_are_no_text_are_refused_unless_they_are_left_out(folder: Path, link: bool) -> None:
+    odd = "caf\udce9.txt"
+    if link:
+        (folder / "link").symlink_to(odd)
+    else:
+        (folder / odd).touch()
+    with pytest.raises(JobError, match=r"caf\\xe9.txt'.* not UTF-8") as raised:
+        find_project(job())
+    str(raised.value).encode()  # so that it can be printed
+    (folder / ".musterignore").write_text("link\n" if link else "caf*\n")
+    assert "train.py" in names()
+
+
 @pytest.mark.parametrize(
     ("pattern", "found"),
     [

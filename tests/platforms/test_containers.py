@@ -22,7 +22,7 @@ from typing import Any
 
 import muster
 import pytest
-from muster.errors import JobError, LaunchRefused, MusterError, WorkerLost, WorkerOutOfMemory
+from muster.errors import JobError, LaunchRefused, MusterError, PlatformUnsupported, WorkerLost, WorkerOutOfMemory
 from muster.job import Status
 from muster.platforms.containers import cache
 from muster.platforms.containers import platform as module
@@ -619,6 +619,17 @@ def test_a_network_that_is_not_there(either_engine: ContainerEngine, project: Pa
     (project / "train.py").write_text("print('never')\n")
     with pytest.raises(MusterError, match="'nowhere' cannot be used: there is no such network"):
         run("train.py", 1, network="nowhere")
+
+
+def test_a_network_that_is_none_is_refused_before_anything_is_launched(
+    either_engine: ContainerEngine, project: Path
+) -> None:
+    (project / "train.py").write_text("print('never')\n")
+    for options in ({}, {"session_address": "192.0.2.1:7000"}):
+        with pytest.raises(PlatformUnsupported, match="network='none' have no network at all") as raised:
+            run("train.py", 1, network="none", **options)
+        assert raised.value.advice == "leave network out, and the run gets one of its own"
+    assert either_engine.left_behind() == []
 
 
 def test_a_session_and_its_guard_killed_together_are_swept_by_the_next(

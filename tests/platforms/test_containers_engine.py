@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,10 +25,10 @@ from muster.agent.places import symbol
 from muster.errors import PlatformUnsupported
 from muster.job import EndCause, Status, Worker
 from muster.platforms.agents import outcome_of, told_to_end_at
+from muster.platforms.containers import network, states, worker
 from muster.platforms.containers import platform as module
-from muster.platforms.containers import states, worker
 from muster.platforms.containers.addresses import candidates
-from muster.platforms.containers.engine import connect
+from muster.platforms.containers.engine import Engine, OwnContainer, connect
 from muster.platforms.containers.guard import containers_with, is_left
 from muster.platforms.containers.images import outermost, own_folders, pull, tiny_archive
 from muster.platforms.containers.network import free_subnet
@@ -204,6 +205,34 @@ def test_a_subnet_that_nobody_has() -> None:
     assert free_subnet([*taken, "fd00::/8", "", "0.0.0.0/0"]).subnet_of(ipaddress.IPv4Network("10.64.0.0/10"))
     with pytest.raises(PlatformUnsupported, match="No private subnet"):
         free_subnet(["10.0.0.0/8"])
+
+
+def test_a_network_that_docker_keeps_apart_from_the_sessions_own_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a session in a container packets come from its own networks; Podman, and a host's network, keep none away."""
+    monkeypatch.setattr(network, "own_address", lambda other: "10.2.0.9")
+    client: Any = SimpleNamespace(
+        inspect_network=lambda name: {"Name": name, "Driver": "host" if name == "host" else "bridge"}
+    )
+    around = OwnContainer("image", {"front": "10.1.0.2", "back": "10.2.0.2"})
+    docker = Engine(client, "tcp://10.2.0.1:2375", "", "Docker", "20", 1, 0, False, False, around)
+
+    def reached(engine: Engine, asked: str | None) -> str:
+        return network.session_address(engine, network.plan_network(engine, asked, "x"))
+
+    assert [reached(docker, asked) for asked in (None, "back", "host")] == ["10.1.0.2", "10.2.0.2", "10.2.0.9"]
+    with pytest.raises(PlatformUnsupported, match="network 'other' do not reach this session, .* in 'front', 'back'"):
+        reached(docker, "other")
+    assert reached(replace(docker, product="Podman"), "other") == "10.2.0.9"
+
+
+def test_an_address_that_the_user_gives_will_do_where_none_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "own_address", lambda other: "127.0.0.1")
+    client: Any = SimpleNamespace(networks=list)
+    platform = ContainersPlatform()
+    platform._connected = Engine(client, "tcp://elsewhere:2375", "", "Docker", "20", 1, 0, False, False)
+    with pytest.raises(PlatformUnsupported, match="is not known"):
+        platform.reach()
+    assert platform._planned_network().is_own
 
 
 def test_folders_within_others_are_mounted_once() -> None:

@@ -33,6 +33,7 @@ from muster.errors import (
 )
 from muster.events import Event, EventKind, WorkerReady
 from muster.job import Resources, Status, Worker
+from muster.platforms.hosts import login as login_of_host
 from muster.platforms.hosts import platform as hosts_platform
 from muster.platforms.hosts.failures import host_error, together
 from muster.platforms.hosts.platform import HostsPlatform
@@ -162,6 +163,31 @@ def test_a_hosts_own_words_at_its_login_do_no_harm(start: Start, hosts: Network)
         start(0, wait=True)
     finally:
         hosts.hosts["h1"].run("rm /root/.bashrc")
+
+
+STARTUPS = {
+    "reads our words": ("read -r line", "The login to h1 has not started python3 within 3 s"),
+    "is another shell": ("echo welcome to h1; exec dash -i", "The login to h1 has not started python3"),
+    "says why it ends": ("echo this account has expired; exit 1", "h1 cannot be used: this account has expired"),
+    "says nothing": ("exit", "h1 cannot be used: the login ended without a word"),
+}
+
+
+@pytest.mark.parametrize("startup", STARTUPS)
+def test_a_startup_file_of_a_host_that_keeps_python_from_its_program_is_told(
+    hosts: Network, startup: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(login_of_host, "READY_SECONDS", 3.0)
+    line, words = STARTUPS[startup]
+    hosts.hosts["h1"].run(f"echo '{line}' > /root/.bashrc")
+    try:
+        error = refusal(hosts=("h1:1",))
+    finally:
+        hosts.hosts["h1"].run("rm /root/.bashrc")
+    assert isinstance(error, HostUnreachable)
+    assert words in error.message
+    assert "`ssh h1 python3 -V`" in (error.advice or "")
+    assert "welcome" not in line or "welcome to h1" in (error.details or "")
 
 
 def test_workers_that_cannot_dial_the_session_come_through_ssh(start: Start, hosts: Network) -> None:

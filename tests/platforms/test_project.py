@@ -243,7 +243,9 @@ def test_a_value_that_finds_no_room_here_is_not_taken_for_none(
     cluster = launch(large, 2)
     assert {"small-0", "small-1"} <= {*below(cluster.run_dir / "results")}
     for index in (0, 1):
-        lost = rf"Of worker-{index} could not be got: results/.*-{index}\.\w+ \(.*no place here: No space left"
+        lost = (
+            rf"Of worker-{index} could not be got: results/.*-{index}\.\w+ \(.*no place here, in {cluster.run_dir}: No"
+        )
         assert re.search(lost, cluster.explain())
     for read in (lambda: cluster.result.values, lambda: lookup.open_run().value):
         with pytest.raises(JobError, match=r"What \w+-0 returned could not be got from its worker"):

@@ -89,7 +89,7 @@ def find_project(job: Job, asked: Any = None, limit: Any = LIMIT) -> Project:
 
     Raises:
         JobError: there is no such folder or file, a file is not in the working directory, git cannot list the files,
-            or they are too many or too large.
+            one has a name that is not UTF-8, or they are too many or too large.
     """
     if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < float("inf"):
         raise JobError(f"project_limit is {limit!r}; it must be a number of MB greater than 0.")
@@ -241,12 +241,32 @@ def _with_sizes(root: Path, names: Iterable[str]) -> Iterator[tuple[str, int]]:
     for name in names:
         try:
             found = os.lstat(root / name)
+            is_link = stat.S_ISLNK(found.st_mode)
+            target = os.readlink(root / name) if is_link else ""
         except OSError:  # a tracked file that has been removed
             continue
-        if stat.S_ISLNK(found.st_mode):
+        _refuse_if_no_text(root, name, target)
+        if is_link:
             yield name, 0
         elif stat.S_ISREG(found.st_mode):
             yield name, found.st_size
+
+
+def _refuse_if_no_text(root: Path, name: str, target: str) -> None:
+    """Raise JobError unless a file's name, and where it leads as a link, can be written in UTF-8, as messages are."""
+    for text, what in ((name, "The name of the file"), (target, f"The target of the link {name},")):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            shown = repr(os.fsencode(text))[1:]
+            raise JobError(
+                f"{what} {shown} in the project {root} is not UTF-8, so that it cannot be sent to workers.",
+                advice=ArgumentText(
+                    f"another name, a line for it in {root / IGNORE}, or ",
+                    Argument("project", ""),
+                    " only what workers need",
+                ),
+            ) from None
 
 
 def _refuse_if_too_many(root: Path, names: Sequence[str]) -> None:

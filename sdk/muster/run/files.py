@@ -207,7 +207,8 @@ class Transfers:
                 if error.errno not in OF_ONE_FILE:
                     raise
                 self.tell(worker, wire.Missing(number, "it has no place"))
-                raise FileFailed(f"{path} of {worker} has no place here: {error.strerror}.", worker=worker) from error
+                told = f"{path} of {worker} has no place here, in {target}: {error.strerror}."
+                raise FileFailed(told, worker=worker) from error
             finally:
                 part.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import secrets
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,6 +18,7 @@ from muster.text.arguments import Argument, ArgumentText
 POOL = ipaddress.ip_network("10.0.0.0/8")
 PREFIX = 24  # bits, for about 250 containers
 TRIES = 100
+NO_NETWORK = "none"  # for Docker a network's name, for Podman a word of its own
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,14 @@ class Network:
         name: its name in the engine.
         subnet, gateway: its addresses; of a network that the user has named, the subnet is empty.
         is_own: whether it is made for these workers, and removed with them.
-        session: the address at which its containers reach the session.
+        is_closed: whether the engine lets no packets from other networks of its own into it.
     """
 
     name: str
     subnet: str
     gateway: str
     is_own: bool
-    session: str
+    is_closed: bool = False
 
 
 def plan_network(engine: Engine, asked: str | None, owner: str) -> Network:
@@ -48,23 +49,26 @@ def plan_network(engine: Engine, asked: str | None, owner: str) -> Network:
 
     Raises:
         PlatformError: there is no network of that name.
-        PlatformUnsupported: the session's address in that network is not known.
+        PlatformUnsupported: it connects containers with nobody, or there is no room for a new one.
     """
-    of_session = engine.around.addresses if engine.around else {}
-    asked = asked or next(iter(of_session), None)  # packets do not pass from one network of Docker's to another
+    asked = asked or next(iter(_of_session(engine)), None)
+    if asked == NO_NETWORK:
+        raise PlatformUnsupported(
+            f"Containers with network={asked!r} have no network at all: their agents could not reach this session.",
+            advice=ArgumentText("leave ", Argument("network"), " out, and the run gets one of its own"),
+        )
     if asked:
         with asking(engine, f"The network {asked!r} cannot be used"):
             described = engine.client.inspect_network(asked)
         configs = (described.get("IPAM") or {}).get("Config") or [{}]
         gateway = str(configs[0].get("Gateway") or "").partition("/")[0]
-        session = of_session.get(asked) or _session_address(engine, gateway)
-        return Network(described["Name"], "", gateway, False, session)
+        is_closed = engine.product == "Docker" and described.get("Driver") == "bridge"
+        return Network(described["Name"], "", gateway, False, is_closed)
     with asking(engine, "The networks could not be listed"):
         networks = engine.client.networks()
     configs = [config for network in networks for config in (network.get("IPAM") or {}).get("Config") or []]
     subnet = free_subnet([*(str(config.get("Subnet", "")) for config in configs), *_routes()])
-    gateway = str(subnet.network_address + 1)
-    return Network(f"muster-{owner}", str(subnet), gateway, True, _session_address(engine, gateway))
+    return Network(f"muster-{owner}", str(subnet), str(subnet.network_address + 1), True)
 
 
 def make_network(engine: Engine, network: Network, labels: dict[str, str]) -> None:
@@ -106,10 +110,30 @@ def _address(hexadecimal: str) -> str:
     return socket.inet_ntoa(int(hexadecimal, 16).to_bytes(4, "little"))
 
 
-def _session_address(engine: Engine, gateway: str) -> str:
-    """Return the session's address for containers: the gateway's where the engine runs on this machine as root."""
-    if engine.is_here and not engine.is_rootless and gateway:
-        return gateway
+def session_address(engine: Engine, network: Network) -> str:
+    """Return the address at which containers of a network reach the session.
+
+    It is the gateway's where the engine runs on this machine as root.
+
+    Raises:
+        PlatformUnsupported: they do not reach it, or its address is not known.
+    """
+    of_session = _of_session(engine)
+    if network.name in of_session:
+        return of_session[network.name]
+    if of_session and network.is_closed:
+        raise PlatformUnsupported(
+            f"Containers in the network {network.name!r} do not reach this session, which is in a container in "
+            f"{', '.join(map(repr, of_session))}: Docker lets no packets pass from one network to another.",
+            advice=ArgumentText(
+                "leave ",
+                Argument("network"),
+                " out, for the session's own, or ",
+                Argument("session_address", "host:port"),
+            ),
+        )
+    if engine.is_here and not engine.is_rootless and network.gateway:
+        return network.gateway
     remote = "" if engine.url.startswith("unix") else urlsplit(engine.url).hostname
     address = own_address(remote or "192.0.2.1")
     if address.startswith("127."):
@@ -118,6 +142,11 @@ def _session_address(engine: Engine, gateway: str) -> str:
             advice=ArgumentText(Argument("session_address", "host:port")),
         )
     return address
+
+
+def _of_session(engine: Engine) -> Mapping[str, str]:
+    """Return the session's address on each network of its container, by name; empty where it is in none."""
+    return engine.around.addresses if engine.around else {}
 
 
 def own_address(other: str) -> str:

@@ -41,7 +41,7 @@ from muster.platforms.containers.images import (
     remove_tiny_images,
     tiny_image,
 )
-from muster.platforms.containers.network import Network, make_network, plan_network
+from muster.platforms.containers.network import Network, make_network, plan_network, session_address
 from muster.platforms.containers.refusals import asking
 from muster.platforms.containers.volumes import binds
 from muster.platforms.parallel import at_once
@@ -113,7 +113,7 @@ class ContainersPlatform(Platform):
     def check(self) -> None:
         """Raise PlatformUnsupported where no engine answers, or no image is given and it cannot see this Python.
 
-        Raises JobError for a volume that cannot be mounted.
+        Raises JobError for a volume that cannot be mounted, and PlatformError for a network that will not do.
         """
         engine = self._engine()
         binds(self.volumes, engine.is_here)
@@ -125,11 +125,13 @@ class ContainersPlatform(Platform):
                     Argument("image", ""), f" the name of an image with Python, and what the script imports{example}"
                 ),
             )
+        self._planned_network()
 
     def reach(self) -> Reach:
         """Return the address of the gateway of the containers' network, or else of this machine."""
         network = self._planned_network()
-        return Reach(network.session, network.session, is_coming=network.session == network.gateway)
+        address = session_address(self._engine(), network)
+        return Reach(address, address, is_coming=address == network.gateway)
 
     def clean(self) -> Cleaned:
         """Remove the tiny images that no container uses, and the cache of projects' files."""

@@ -53,7 +53,7 @@ REFUSALS = (
     Refusal(
         r"network .*not found|unable to find network|no such network|network not found",
         "there is no such network",
-        ArgumentText(Argument("network", ""), " one that docker network ls lists, or none for one of the run's own"),
+        ArgumentText(Argument("network", ""), " one that docker network ls lists, or leave it out"),
     ),
     Refusal(
         r"docker-init",

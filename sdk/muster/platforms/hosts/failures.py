@@ -98,8 +98,24 @@ def host_error(host: str, said: str) -> HostUnreachable | HostKeyUnknown | HostK
     last = said.splitlines()[-1] if said else "the login ended without a word"
     return HostUnreachable(
         f"{host} cannot be used: {last.rstrip('.')}.",
-        advice=f"ssh {host} true, which must work without a question",
+        advice=_startup_advice(host),
         details=said or None,
+    )
+
+
+def not_started(host: str, seconds: float, said: str) -> HostUnreachable:
+    """Return the error for a login that lasts, but has not started python3, given what the host has printed."""
+    return HostUnreachable(
+        f"The login to {host} has not started python3 within {seconds:.0f} s.",
+        advice=_startup_advice(host),
+        details=said.strip() or None,
+    )
+
+
+def _startup_advice(host: str) -> str:
+    return (
+        f"`ssh {host} python3 -V`, which must print a version without a question; startup files of the shell there "
+        "(~/.bashrc) may neither read its input nor put another shell in its place"
     )
 
 

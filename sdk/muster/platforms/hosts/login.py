@@ -21,7 +21,7 @@ from muster.errors import HostUnreachable, LoginRefused, MusterError, PlatformEr
 from muster.platforms.agent_package import packed_agent, with_unpacking
 from muster.platforms.guard_answers import HELLO, checked
 from muster.platforms.hosts.connection import HostConnection, is_kept_open
-from muster.platforms.hosts.failures import host_error
+from muster.platforms.hosts.failures import host_error, not_started
 from muster.runtime import children
 from muster.runtime.forks import in_forked_children
 from muster.security.ssh import CONNECT_SECONDS, ssh_client
@@ -120,10 +120,16 @@ class Login:
         try:
             self._write(self._program)
             deadline = time.monotonic() + READY_SECONDS
-            tag = self._wait_for(READS, deadline)[1].decode("ascii", "replace")
+            try:
+                tag = self._wait_for(READS, deadline)[1].decode("ascii", "replace")
+            except HostUnreachable:
+                if time.monotonic() < deadline:  # it has ended
+                    raise
+                raise not_started(self.host, READY_SECONDS, self._printed.decode("utf-8", "replace")) from None
             self._write(package_for(tag))
             self._wait_for(READY, deadline)
             self._feed(self._printed)
+            self._printed = b""
             before = time.time()
             told = self.ask("hello", lease=lease, word=word, python=sys.executable, is_users=connection.is_users)
             self.facts = checked(told, HELLO, self.host)
@@ -282,7 +288,7 @@ class Login:
             if not piece:
                 break
             said += piece
-        return host_error(self.host, said.decode("utf-8", "replace"))
+        return host_error(self.host, (said.strip() or self._printed).decode("utf-8", "replace"))
 
     def kill(self) -> None:
         """Kill ssh and close its pipes; the guard and its agents then end by themselves."""
