@@ -143,6 +143,8 @@ def test_an_engine_that_does_not_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "meaning"),
     [
+        ("no such image: a b: invalid reference format", "it is no name that an image can have"),
+        ("normalizing name for compat API: repository name must be lowercase", "it is no name that an image can have"),
         ("write /var/lib/docker/x: no space left on device", "disk is full"),
         ("pull access denied for my/image, repository does not exist or may require 'docker login'", "gives the image"),
         ("manifest for python:nope not found: manifest unknown: manifest unknown", "has no such image"),

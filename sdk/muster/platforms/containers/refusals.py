@@ -31,6 +31,11 @@ REFUSALS = (
         "docker system df says what is there, docker system prune frees some",
     ),
     Refusal(
+        r"invalid reference format|repository name must be lowercase",
+        "it is no name that an image can have",
+        ArgumentText(Argument("image", ""), " NAME:TAG in lower case, as docker pull takes it"),
+    ),
+    Refusal(
         r"pull access denied|unauthorized|authentication required|denied: ",
         "the registry gives the image to nobody, or not to you",
         ArgumentText("docker login, or ", Argument("image", ""), " another name"),
