@@ -9,7 +9,7 @@ from typing import NamedTuple
 from muster.agent import wire
 
 Source = tuple[str, int | None]  # a process: its worker and its rank
-MUTE = "Its agent does not answer: it or its container is suspended, or its machine hangs."
+MUTE = "Its agent does not answer: it or its container is suspended, or its machine hangs or is overloaded."
 STACK_BEGINS = "(most recent call first)"  # begins each thread's stack
 
 
