@@ -227,6 +227,13 @@ def test_a_network_that_docker_keeps_apart_from_the_sessions_own_is_told(monkeyp
     assert reached(replace(docker, product="Podman"), "other") == "10.2.0.9"
 
 
+@pytest.mark.parametrize("name", ["a/../../info", "../x", "a b", "-rf", "none\n"])
+def test_what_is_no_name_of_a_network_is_not_asked_for(name: str) -> None:
+    docker = Engine(SimpleNamespace(), "unix:///docker", "", "Docker", "20", 1, 0, True, False)
+    with pytest.raises(PlatformUnsupported, match="is no name that a network can have"):
+        network.plan_network(docker, name, "x")
+
+
 def test_an_address_that_the_user_gives_will_do_where_none_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "own_address", lambda other: "127.0.0.1")
     client: Any = SimpleNamespace(networks=list)

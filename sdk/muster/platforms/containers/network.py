@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import secrets
 import socket
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,7 @@ from muster.text.arguments import Argument, ArgumentText
 POOL = ipaddress.ip_network("10.0.0.0/8")
 PREFIX = 24  # bits, for about 250 containers
 TRIES = 100
+NAME = r"[A-Za-z0-9][\w.-]*"  # what engines call networks, and their ids; others would be paths of their interface
 NO_NETWORK = "none"  # for Docker a network's name, for Podman a word of its own
 
 
@@ -49,8 +51,14 @@ def plan_network(engine: Engine, asked: str | None, owner: str) -> Network:
 
     Raises:
         PlatformError: there is no network of that name.
-        PlatformUnsupported: it connects containers with nobody, or there is no room for a new one.
+        PlatformUnsupported: no network has such a name, it connects containers with nobody, or there is no room for a
+            new one.
     """
+    if asked and not re.fullmatch(NAME, asked, re.ASCII):
+        raise PlatformUnsupported(
+            f"network={asked!r} is no name that a network can have.",
+            advice=ArgumentText(Argument("network", ""), " one that docker network ls lists, or leave it out"),
+        )
     asked = asked or next(iter(_of_session(engine)), None)
     if asked == NO_NETWORK:
         raise PlatformUnsupported(
