@@ -49,5 +49,5 @@ def test_a_process_is_found_by_its_environment_also_in_the_middle_of_an_exec(tmp
 
 def test_a_process_without_an_environment_has_an_empty_one() -> None:
     with subprocess.Popen(["/bin/sleep", "60"], env={}) as process:
-        assert environment_of(process.pid) == {b""}
+        assert environment_of(process.pid) == set()
         process.kill()

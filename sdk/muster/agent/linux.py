@@ -177,23 +177,23 @@ def environment_of(pid: int) -> "set[bytes]":
     """Return the environment that ``pid`` was started with, as ``NAME=value``; empty where it cannot be read."""
     environment = b""
     with contextlib.suppress(OSError):
-        for look in range(EXEC_LOOKS):
+        for _ in range(EXEC_LOOKS):
             with open("/proc/{}/environ".format(pid), "rb") as file:
                 environment = file.read()
-            if environment or not _may_have_environment(pid, look):
+            if environment or not _may_have_environment(pid):
                 break
             time.sleep(EXEC_PAUSE)
-    return set(environment.split(b"\0"))
+    return set(filter(None, environment.split(b"\0")))
 
 
-def _may_have_environment(pid: int, look: int) -> bool:
+def _may_have_environment(pid: int) -> bool:
     """Return whether a process whose environment was found empty has one now, or is in an exec and may yet have one.
 
-    In an exec the environment first has no place, and then, for a moment, a place and no size.
+    In an exec its memory is new, the environment is put there next, and the program's code counts as there after that.
     """
     fields = _read("/proc/{}/stat".format(pid)).rpartition(b")")[2].split()
-    memory, start, end = (int(fields[number]) for number in (20, 47, 48))
-    return memory > 0 and (start == 0 or end > start or look < 3)
+    memory, code, start, end = (int(fields[number]) for number in (20, 23, 47, 48))
+    return memory > 0 and (code == 0 or end > start)
 
 
 def mark_of(pid: int, name: str) -> "str | None":
