@@ -31,9 +31,7 @@ from tests.support import IMPORT_PATH, TESTS, eventually
 
 SESSION = """
 import muster
-from muster.run import orchestrator
 from plain import Plain
-orchestrator.STACKS_SECONDS = 8  # as for the runs of this process; who asks waits a little longer
 muster.run_cluster(2, worker_script="sleeps.py", strategy=Plain(), dashboard=False)
 """
 SLEEPS = """

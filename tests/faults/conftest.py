@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from muster.run import orchestrator
 from muster.strategies.horovod_launcher import remember_gloo, remembers_gloo
 
 from tests.engines import placed
@@ -34,8 +33,6 @@ def scene(
     monkeypatch.setenv("TMPDIR", str(temp))
     monkeypatch.setattr(tempfile, "tempdir", str(temp))
     monkeypatch.chdir(tmp_path)
-    # Whether a busy machine lets agents answer in two seconds is not what a test is about.
-    monkeypatch.setattr(orchestrator, "STACKS_SECONDS", 10.0)
     horovod = importlib.util.find_spec("horovod")
     if horovod is not None and horovod.origin is not None and not remembers_gloo(known_builds, horovod.origin):
         remember_gloo(known_builds, horovod.origin)  # or the first test here would have to find out, which takes long

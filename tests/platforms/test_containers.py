@@ -626,7 +626,7 @@ def test_a_network_that_is_none_is_refused_before_anything_is_launched(
 ) -> None:
     (project / "train.py").write_text("print('never')\n")
     for options in ({}, {"session_address": "192.0.2.1:7000"}):
-        with pytest.raises(PlatformUnsupported, match="network='none' have no network at all") as raised:
+        with pytest.raises(PlatformUnsupported, match="would have no network at all") as raised:
             run("train.py", 1, network="none", **options)
         assert raised.value.advice == "leave network out, and the run gets one of its own"
     assert either_engine.left_behind() == []

@@ -227,7 +227,7 @@ def test_a_network_that_docker_keeps_apart_from_the_sessions_own_is_told(monkeyp
     assert reached(replace(docker, product="Podman"), "other") == "10.2.0.9"
 
 
-@pytest.mark.parametrize("name", ["a/../../info", "../x", "a b", "-rf", "none\n"])
+@pytest.mark.parametrize("name", ["a/../../info", "../x", "..", "."])
 def test_what_is_no_name_of_a_network_is_not_asked_for(name: str) -> None:
     docker = Engine(SimpleNamespace(), "unix:///docker", "", "Docker", "20", 1, 0, True, False)
     with pytest.raises(PlatformUnsupported, match="is no name that a network can have"):

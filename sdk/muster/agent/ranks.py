@@ -254,6 +254,7 @@ class Request:
         """Close the connection."""
         if self.is_open:
             self.is_open = self.is_silent = False
+            self._early = None
             self._loop.forget(self._connection)
             self._connection.close()
             self._close_descriptor()

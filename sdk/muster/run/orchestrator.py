@@ -50,7 +50,7 @@ if TYPE_CHECKING:  # what only runs need that fail, or whose workers share no fi
 
 Answer = TypeVar("Answer")
 
-STACKS_SECONDS = 2.0
+STACKS_SECONDS = 5.0
 HEARING_SECONDS = 1.0  # after the end of a launcher, for messages of agents about the ranks that it has started
 CATCH_UP_SECONDS = 0.1  # how long it takes to read messages that have arrived
 

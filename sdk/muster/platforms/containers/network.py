@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 import secrets
 import socket
 from collections.abc import Iterable, Mapping
@@ -19,7 +18,6 @@ from muster.text.arguments import Argument, ArgumentText
 POOL = ipaddress.ip_network("10.0.0.0/8")
 PREFIX = 24  # bits, for about 250 containers
 TRIES = 100
-NAME = r"[A-Za-z0-9][\w.-]*"  # what engines call networks, and their ids; others would be paths of their interface
 NO_NETWORK = "none"  # for Docker a network's name, for Podman a word of its own
 
 
@@ -54,15 +52,15 @@ def plan_network(engine: Engine, asked: str | None, owner: str) -> Network:
         PlatformUnsupported: no network has such a name, it connects containers with nobody, or there is no room for a
             new one.
     """
-    if asked and not re.fullmatch(NAME, asked, re.ASCII):
+    if asked and ("/" in asked or asked in (".", "..")):  # it would be another path of the engine's interface
         raise PlatformUnsupported(
-            f"network={asked!r} is no name that a network can have.",
+            f"{asked!r} is no name that a network can have.",
             advice=ArgumentText(Argument("network", ""), " one that docker network ls lists, or leave it out"),
         )
     asked = asked or next(iter(_of_session(engine)), None)
     if asked == NO_NETWORK:
         raise PlatformUnsupported(
-            f"Containers with network={asked!r} have no network at all: their agents could not reach this session.",
+            "The containers would have no network at all: their agents could not reach this session.",
             advice=ArgumentText("leave ", Argument("network"), " out, and the run gets one of its own"),
         )
     if asked:

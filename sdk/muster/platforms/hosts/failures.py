@@ -86,8 +86,14 @@ KNOWN: tuple[tuple[str, Kind, str, str], ...] = (
 )
 
 
-def host_error(host: str, said: str) -> HostUnreachable | HostKeyUnknown | HostKeyChanged | LoginRefused:
-    """Return the error for a host that cannot be used, given the output of ssh and of the shell there."""
+def host_error(
+    host: str, said: str, *, is_starting: bool = True
+) -> HostUnreachable | HostKeyUnknown | HostKeyChanged | LoginRefused:
+    """Return the error for a host that cannot be used, given the output of ssh and of the shell there.
+
+    Args:
+        is_starting: whether python3 has not been started there yet, so that the shell's startup files may be to blame.
+    """
     said = said.strip()
     for pattern, kind, words, advice in KNOWN:
         match = re.search(pattern, said)
@@ -98,7 +104,7 @@ def host_error(host: str, said: str) -> HostUnreachable | HostKeyUnknown | HostK
     last = said.splitlines()[-1] if said else "the login ended without a word"
     return HostUnreachable(
         f"{host} cannot be used: {last.rstrip('.')}.",
-        advice=_startup_advice(host),
+        advice=_startup_advice(host) if is_starting else f"`ssh {host} true`, which must work without a question",
         details=said or None,
     )
 

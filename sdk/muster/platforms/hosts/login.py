@@ -123,7 +123,7 @@ class Login:
             try:
                 tag = self._wait_for(READS, deadline)[1].decode("ascii", "replace")
             except HostUnreachable:
-                if time.monotonic() < deadline:  # it has ended
+                if not self.is_open:
                     raise
                 raise not_started(self.host, READY_SECONDS, self._printed.decode("utf-8", "replace")) from None
             self._write(package_for(tag))
@@ -288,7 +288,8 @@ class Login:
             if not piece:
                 break
             said += piece
-        return host_error(self.host, (said.strip() or self._printed).decode("utf-8", "replace"))
+        printed = (said.strip() or self._printed).decode("utf-8", "replace")
+        return host_error(self.host, printed, is_starting=not self.facts)
 
     def kill(self) -> None:
         """Kill ssh and close its pipes; the guard and its agents then end by themselves."""
