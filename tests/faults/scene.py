@@ -144,18 +144,22 @@ class Scene:
 
         eventually(are_ready, "the scripts run", timeout=60)
 
-    def time_runs_from_output_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Have the time limit of this process's runs begin once their scripts have said that they are ready.
+    @contextlib.contextmanager
+    def timed_from_output_on(self) -> Iterator[None]:
+        """Have the time limit of runs in the block begin once their scripts have said that they are ready.
 
         A busy machine may need longer to start a script than a test has its run last.
         """
         usual = Orchestrator._train
 
         async def train(orchestrator: Orchestrator, milestones: Milestones) -> None:
-            await in_thread(self.wait_for_output)
+            if orchestrator.limits.run is not None:  # other runs, as the pool's, say nothing
+                await in_thread(self.wait_for_output)
             await usual(orchestrator, milestones)
 
-        monkeypatch.setattr(Orchestrator, "_train", train)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Orchestrator, "_train", train)
+            yield
 
     def noticed_after(self, since: float) -> float:
         """Seconds from then until the run began to end."""

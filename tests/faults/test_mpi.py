@@ -48,15 +48,13 @@ def test_what_is_killed_is_named(scene: Scene, mpi: Installed, victim: str, erro
     scene.assert_nothing_left()
 
 
-def test_an_mpiexec_that_does_not_end_when_asked_is_ended_at_the_deadline(
-    scene: Scene, mpi: Installed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scene.time_runs_from_output_on(monkeypatch)
-    cluster = training(scene, mpi, run_timeout=2)
-    os.kill(scene.pid("mpiexec"), signal.SIGSTOP)  # as deaf to SIGTERM as with its network cut
-    scene.remember()
-    with pytest.raises(RunTimeout):
-        cluster.wait(timeout=30)
+def test_an_mpiexec_that_does_not_end_when_asked_is_ended_at_the_deadline(scene: Scene, mpi: Installed) -> None:
+    with scene.timed_from_output_on():
+        cluster = training(scene, mpi, run_timeout=2)
+        os.kill(scene.pid("mpiexec"), signal.SIGSTOP)  # as deaf to SIGTERM as with its network cut
+        scene.remember()
+        with pytest.raises(RunTimeout):
+            cluster.wait(timeout=30)
     scene.assert_nothing_left(within=0.5)
 
 

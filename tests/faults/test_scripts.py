@@ -178,11 +178,8 @@ def test_a_process_that_hangs_in_being_traced_has_not_ended(scene: Scene) -> Non
 
 @pytest.mark.slow
 @anywhere
-def test_a_run_that_takes_too_long_is_ended_with_the_stacks_of_all(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scene.time_runs_from_output_on(monkeypatch)
-    with pytest.raises(RunTimeout, match=r"longer than its 3 s") as raised:
+def test_a_run_that_takes_too_long_is_ended_with_the_stacks_of_all(scene: Scene) -> None:
+    with scene.timed_from_output_on(), pytest.raises(RunTimeout, match=r"longer than its 3 s") as raised:
         scene.run(SLEEP, run_timeout=3)
     assert str(raised.value.details).count("train.py") == 2
 
