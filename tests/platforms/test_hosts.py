@@ -122,6 +122,11 @@ def test_what_ssh_says_is_told_once(said: str, message: str, details: str | None
     assert bool(error.details) == bool(details)
 
 
+def test_only_of_a_login_that_has_not_begun_startup_files_are_suspected() -> None:
+    assert ".bashrc" in str(host_error("lab3", "no way in").advice)
+    assert ".bashrc" not in str(host_error("lab3", "no way in", is_starting=False).advice)
+
+
 def test_what_is_said_of_each_host_is_a_sentence() -> None:
     said = ("Could not resolve hostname lab1: Name or service not known", "Permission denied (publickey)", "no way in")
     error = together({f"lab{index}": host_error(f"lab{index}", words) for index, words in enumerate(said, start=1)})
